@@ -53,6 +53,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "stop": ("subcommands.engines", "stop", "End a running engine."),
     "cache": ("subcommands.cache", "cache", "List or clear the KV caches of conversations."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
+    "do": ("subcommands.do", "do", "Propose a shell command, and run it after a y."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
     "batch": ("subcommands.batch.command", "batch", "Answer the prompts of a file."),
     "score": ("subcommands.score", "score", "Print the perplexity of a text."),
@@ -341,9 +342,11 @@ def _run() -> None:
     if not is_help and sys.argv[1:3] != ["config", "edit"]:
         values, project = load_config_file(), current_project()
         values |= project.values if project else {}
-    # `token_file` is that of --connect; serve's option of this name is another.
-    serve = {name: value for name, value in values.items() if name != "token_file"}
-    engines = ("chat", "tokens", "score", "embed", "batch")
+    # `token_file` is that of --connect; serve's option of this name is another. `keep_alive` is for
+    # engines that stay behind chats: serve ends when its user says so.
+    others = ("token_file", "keep_alive")
+    serve = {name: value for name, value in values.items() if name not in others}
+    engines = ("chat", "tokens", "score", "embed", "batch", "do")
     commands = {"serve": serve} | dict.fromkeys(engines, values)
     default_map = {**values, **commands}
     # click's own `main` would turn a closed pipe into exit status 1.

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +26,11 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Raise `UsageError` if the command line has both --connect and what that engine determines."""
     if options["connect"] is None:
         return
-    determined = ("model", *ENGINE_FIELDS, "no_attach")
+    from swiftchat.chat.model.model_server import is_server_url
+
+    determined = ("model", *ENGINE_FIELDS, "keep_alive", "no_attach")
+    if is_server_url(options["connect"]):  # it serves several models
+        determined = determined[1:]
     for context in (ctx, ctx.find_root()):
         for param in context.command.params:
             is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE
@@ -113,6 +118,10 @@ def _continued(
 
     conversation = load_session(options["session"], with_one_shots=with_one_shots)
     settings, problems = saved_settings(conversation.settings)
+    if (folder := settings.get("knowledge")) and not Path(folder).is_dir():
+        for name in ("knowledge", "knowledge_model", "knowledge_pooling"):
+            settings[name] = None
+        problems.append(f"knowledge: {folder} is not a folder any more")
     for problem in problems:
         print_notice(f"warning: a setting of this conversation is left out: {problem}")
     _apply(ctx, options, given, {**settings, "system": conversation.system})

@@ -8,14 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.packed_layout import (
-    TILE_COLUMNS,
+    PACKED_SCHEMES,
     TILE_ROWS,
+    has_row_scales,
     packed_group_size,
     padded_columns,
+    table_shape,
     tiles_shape,
 )
 from swiftchat.cuda.signature import Macro
 
+# 2^1: the factor of a larger one exceeds the range of fp16 and bf16.
+LARGEST_MXFP4_SCALE = 128
 _MAX_ZERO_POINT = 1 << 15
 _PACK_BYTES = 1 << 26  # of quantized values that are packed at a time
 _ROW_BYTES = 64  # of a row's quantized values in a tile
@@ -26,12 +30,13 @@ _CHUNK = torch.complex128  # 16 bytes, which torch moves as one element
 class PackedMatrix:
     """A quantized weight [rows, k] that the kernels multiply with activations of `dtype`.
 
-    `scheme` is INT8, FP8 (e4m3) or INT4. `tiles` uint8 [row blocks, bytes] has a block for every
-    eight rows, and in it a tile for every 64 bytes of a row: 64 bytes of quantized values for each
-    row, and with a `group_size` then, for each group, an fp16 scale and, but for FP8, an fp16
-    negated zero point for each row. Rows and columns are padded to whole tiles with elements that
-    mean 0. `row_scale` is fp32 [rows].
-    weight = row_scale · value, or row_scale · scale · (value − zero point).
+    `scheme` is INT8, FP8 (e4m3), INT4 or MXFP4 (e2m1). `tiles` uint8 [row blocks, bytes] has a
+    block for every eight rows, and in it a tile for every 64 bytes of a row: 64 bytes of quantized
+    values for each row, and with a `group_size` then, for each group, an fp16 scale and, but for
+    FP8, an fp16 negated zero point for each row. MXFP4 has, for each row, a byte for each group,
+    which means its power of two for `dtype`. Rows and columns are padded to whole tiles with
+    elements that mean 0. `row_scale` is fp32 [rows]; None with MXFP4.
+    weight = row_scale · value, row_scale · scale · (value − zero point), or scale · value.
 
     Raises `ValueError` unless the tensors have the shapes and dtypes of this scheme.
     """
@@ -40,7 +45,7 @@ class PackedMatrix:
     dtype: torch.dtype
     shape: tuple[int, int]
     tiles: Tensor
-    row_scale: Tensor
+    row_scale: Tensor | None
     group_size: int = 0
 
     def __post_init__(self) -> None:
@@ -48,8 +53,11 @@ class PackedMatrix:
         if self.tiles.shape != shape or self.tiles.dtype != torch.uint8:
             found = f"{self.tiles.dtype} {list(self.tiles.shape)}"
             raise ValueError(f"tiles must be uint8 {list(shape)}, not {found}")
-        if self.row_scale.shape != (len(self),) or self.row_scale.dtype != torch.float32:
-            found = f"{self.row_scale.dtype} {list(self.row_scale.shape)}"
+        scale = self.row_scale
+        if (scale is not None) != has_row_scales(self.scheme):
+            raise ValueError(f"{self.scheme} with row_scale {scale}")
+        if scale is not None and (scale.shape != (len(self),) or scale.dtype != torch.float32):
+            found = f"{scale.dtype} {list(scale.shape)}"
             raise ValueError(f"row_scale must be fp32 [{len(self)}], not {found}")
 
     def __len__(self) -> int:
@@ -57,7 +65,7 @@ class PackedMatrix:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.tiles, self.row_scale]
+        return [self.tiles] if self.row_scale is None else [self.tiles, self.row_scale]
 
     @property
     def nbytes(self) -> int:
@@ -66,13 +74,15 @@ class PackedMatrix:
     def rows(self, start: int, stop: int) -> "PackedMatrix":
         """Return a view of some rows; `start` must be a multiple of 8."""
         blocks = slice(start // TILE_ROWS, -(-stop // TILE_ROWS))
-        return self._with(self.tiles[blocks], self.row_scale[start:stop])
+        scale = None if self.row_scale is None else self.row_scale[start:stop]
+        return self._with(self.tiles[blocks], scale, min(stop, len(self)) - start)
 
     def reordered(self, index: Tensor) -> "PackedMatrix":
         """Return a copy of the rows `index`, in that order."""
         index = index.to(self.tiles.device)
         values, table = self._by_row()
-        return self._with(_to_tiles(values[index], table[index]), self.row_scale[index])
+        scale = None if self.row_scale is None else self.row_scale[index]
+        return self._with(_to_tiles(values[index], table[index]), scale, len(index))
 
     def plain_values(self, start: int, stop: int) -> Tensor:
         """Return a copy of the quantized values of some rows, uint8 [rows, k].
@@ -83,21 +93,20 @@ class PackedMatrix:
 
     def _by_row(self) -> tuple[Tensor, Tensor]:
         """Return copies of the quantized values and of the groups' scales: see `_to_tiles`."""
-        tile_columns = TILE_COLUMNS[self.scheme]
+        tile_columns = PACKED_SCHEMES[self.scheme].tile_columns
         num_tiles = padded_columns(self.scheme, self.shape[1]) // tile_columns
-        num_groups = tile_columns // self.group_size if self.group_size else 0
+        num_groups, entry_bytes = table_shape(self.scheme, self.group_size)
         num_bytes = TILE_ROWS * _ROW_BYTES
         tiles = self.tiles.view(len(self.tiles), num_tiles, -1)
         values, table = tiles[..., :num_bytes].view(_CHUNK), tiles[..., num_bytes:]
         values = values.reshape(*tiles.shape[:2], TILE_ROWS, -1)
-        entry_bytes = table.shape[2] // TILE_ROWS // max(1, num_groups)
         table = table.reshape(*tiles.shape[:2], num_groups, TILE_ROWS, entry_bytes).transpose(2, 3)
         by_row = (each.transpose(1, 2).flatten(0, 1)[: len(self)] for each in (values, table))
         values, table = by_row
         return values.view(torch.uint8), table
 
-    def _with(self, tiles: Tensor, row_scale: Tensor) -> "PackedMatrix":
-        shape = len(row_scale), self.shape[1]
+    def _with(self, tiles: Tensor, row_scale: Tensor | None, rows: int) -> "PackedMatrix":
+        shape = rows, self.shape[1]
         return replace(self, shape=shape, tiles=tiles, row_scale=row_scale)
 
 
@@ -159,6 +168,30 @@ def pack_int8_groups(
     return _pack_groups("INT8", values, values.shape[1], scale.float(), 128 - zero.float(), dtype)
 
 
+def pack_mxfp4(values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
+    """Pack weight[r, c] = e2m1(values[r, c]) · 2^(scale[r, g] − 127), g = c // 32.
+
+    `values` uint8 [rows, k / 2] has two columns a byte, the lower column in the lower half, `scale`
+    uint8 [rows, k / 32] is up to `LARGEST_MXFP4_SCALE`. With fp16, weights below 2^−14 are rounded
+    to its subnormal numbers.
+    """
+    rows, groups = scale.shape
+    k = 2 * values.shape[1]
+    group_size = _group_size("MXFP4", k, k // groups if k % groups == 0 else -1)
+    if int(scale.max()) > LARGEST_MXFP4_SCALE:
+        raise ValueError(f"MXFP4 with a scale of {int(scale.max())}")
+    # The exponent field of the factor that makes weights of elements at the place of `dtype`.
+    fields = (scale.int() + (-98 if dtype == torch.float16 else 126)).clamp_(min=0).byte()
+    padding = padded_columns("MXFP4", k) - k
+    num_entries, entry_bytes = table_shape("MXFP4", group_size)
+    table = F.pad(fields, (0, padding // group_size)).view(rows, -1, num_entries, entry_bytes)
+
+    def tile_rows(part: slice) -> tuple[Tensor, Tensor]:
+        return _nibbles_to_thread_order(F.pad(values[part], (0, padding // 2))), table[part]
+
+    return _pack("MXFP4", dtype, (rows, k), tile_rows, None, group_size, values.device)
+
+
 def _pack_groups(
     scheme: str,
     values: Tensor,
@@ -189,14 +222,14 @@ def _pack_groups(
     table = entries.half().repeat_interleave(k // groups // group_size, 1)
     padding = padded_columns(scheme, k) - k
     table = F.pad(table, (0, 0, 0, padding // group_size))
-    table = table.view(rows, -1, TILE_COLUMNS[scheme] // group_size, table.shape[2])
+    table = table.view(rows, -1, PACKED_SCHEMES[scheme].tile_columns // group_size, table.shape[2])
     to_thread_order = _nibbles_to_thread_order if scheme == "INT4" else _bytes_to_thread_order
 
     def tile_rows(part: slice) -> tuple[Tensor, Tensor]:
         padded = F.pad(values[part], (0, values.shape[1] * padding // k))
         return to_thread_order(padded), table[part].view(torch.uint8)
 
-    return _pack(scheme, dtype, (rows, k), tile_rows, row_scale, group_size)
+    return _pack(scheme, dtype, (rows, k), tile_rows, row_scale, group_size, values.device)
 
 
 def _pack_rows(scheme: str, values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
@@ -208,7 +241,7 @@ def _pack_rows(scheme: str, values: Tensor, scale: Tensor, dtype: torch.dtype) -
         padded = F.pad(values[part], (0, padding)).view(-1, (k + padding) // _ROW_BYTES, _ROW_BYTES)
         return padded, padded.new_empty(*padded.shape[:2], 0, 1)
 
-    return _pack(scheme, dtype, (rows, k), tile_rows, scale.float(), 0)
+    return _pack(scheme, dtype, (rows, k), tile_rows, scale.float(), 0, values.device)
 
 
 def _pack(
@@ -216,14 +249,13 @@ def _pack(
     dtype: torch.dtype,
     shape: tuple[int, int],
     tile_rows: Callable[[slice], tuple[Tensor, Tensor]],
-    row_scale: Tensor,
+    row_scale: Tensor | None,
     group_size: int,
+    device: torch.device,
 ) -> PackedMatrix:
     """Pack a matrix; `tile_rows(rows)` returns what `_to_tiles` takes for some rows."""
     rows, k = shape
-    tiles = torch.empty(
-        tiles_shape(scheme, rows, k, group_size), dtype=torch.uint8, device=row_scale.device
-    )
+    tiles = torch.empty(tiles_shape(scheme, rows, k, group_size), dtype=torch.uint8, device=device)
     step = max(1, _PACK_BYTES // k // TILE_ROWS) * TILE_ROWS
     for start in range(0, rows, step):
         blocks = _to_tiles(*tile_rows(slice(start, start + step)))

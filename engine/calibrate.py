@@ -18,8 +18,8 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.kv_cache import KVCache, LayerKV
-from swiftchat.engine.model.latent_attention import LatentWeights
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.ops import AttentionInputs
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
@@ -62,17 +62,8 @@ class _CalibrationOps(TorchOps):
             _accumulate(accumulator, x)
         return super().linear(x, weight, bias)
 
-    def attend(
-        self,
-        plan: TorchPlan,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        sinks: Tensor | None,
-        latent: LatentWeights | None,
-    ) -> Tensor:
-        accumulator = self.values_by_layer.get(layer)
+    def attend(self, plan: TorchPlan, qkv: Tensor, inputs: AttentionInputs) -> Tensor:
+        accumulator = self.values_by_layer.get(inputs.layer)
         if accumulator is not None:
             num_heads, num_kv_heads, head_dim = self._sizes
             first_value = (num_heads + num_kv_heads) * head_dim
@@ -81,12 +72,12 @@ class _CalibrationOps(TorchOps):
             for start in range(0, self._last_input.shape[1], head_dim):
                 columns = self._last_input[:, start : start + head_dim]
                 padded = F.pad(columns, (0, head_dim - columns.shape[1]))
-                inputs = torch.cat([qkv[:, :first_value], padded.repeat(1, num_kv_heads)], 1)
-                out = super().attend(plan, layer, inputs, kv, norms, sinks, latent)
+                replaced = torch.cat([qkv[:, :first_value], padded.repeat(1, num_kv_heads)], 1)
+                out = super().attend(plan, replaced, inputs)
                 mixed.append(out.view(len(qkv), num_heads, head_dim)[..., : columns.shape[1]])
             for head in range(num_heads):
                 _accumulate(accumulator, torch.cat([out[:, head] for out in mixed], 1))
-        return super().attend(plan, layer, qkv, kv, norms, sinks, latent)
+        return super().attend(plan, qkv, inputs)
 
 
 def _accumulate(accumulator: Tensor, x: Tensor) -> None:

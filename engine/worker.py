@@ -1,8 +1,9 @@
 """The engine's process: `swiftchat-engine`.
 
-With `--fd FD`, an inherited socket, it serves the terminal that started it (`engine.api.local`)
-and exits with it. The main thread runs the engine. A second thread receives commands, so that a
-cancel takes effect between any two steps, and ends the process when the terminal disconnects.
+With `--fds FD [LISTENING_FD]`, inherited sockets, it serves the terminal that started it
+(`engine.api.local`) and exits with it, unless it stays. The main thread runs the engine. A second
+thread receives commands, so that a cancel takes effect between any two steps, and ends the process
+when the terminal disconnects.
 
 With a model's name it is an engine on its own, on one or several hosts, to which terminals
 connect (`engine.server.standalone`).
@@ -12,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
+from swiftchat.engine.api.engine_log import log_path, shorten_log
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.engine.api.protocol import RESTART_HINT
 from swiftchat.engine.api.wire import Message
@@ -38,31 +41,44 @@ if TYPE_CHECKING:
 
 # After the terminal has disconnected, to write what the disk does not have yet.
 _SAVE_S = 1.5
+_LOG_CHECK_S = 1.0
 
 
 class Worker:
-    """Serves one engine to the terminal that started it and, if that wants, to others."""
+    """Serves one engine to the terminal that started it and, if that wants, to others.
 
-    def __init__(self, terminal: TerminalConnection) -> None:
-        self._terminal = terminal
-        self._server = EngineServer(terminal)
+    `load` is the terminal's first command. The others connect to `listening`.
+    """
+
+    def __init__(
+        self,
+        terminal: TerminalConnection,
+        load: Message,
+        listening: socket.socket | None = None,
+    ) -> None:
+        if load["type"] != "load":
+            raise ValueError(f"expected load, got {load['type']!r}")
+        self._serve_config: ServeConfig | None = None
+        if load["serve"] is not None:
+            self._serve_config = ServeConfig.from_wire(load["serve"])
+        self._terminal, self._load_command, self._listening = terminal, load, listening
+        self._server = EngineServer(None if self._stays else terminal)
         self._listener: Listener | None = None
         self._exit_lock = threading.Lock()
 
+    @property
+    def _stays(self) -> bool:
+        return self._serve_config is not None and self._serve_config.stays
+
     def run(self) -> None:
-        """Load the model that the first command names, then run the engine."""
-        try:
-            command = self._terminal.receive()
-        except (EOFError, OSError):
-            return
+        """Load the model, then run the engine."""
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
-        if command["type"] != "load":
-            raise ValueError(f"expected load, got {command['type']!r}")
-        serve_config = command["serve"] and ServeConfig.from_wire(command["serve"])
+        if self._stays:
+            threading.Thread(target=self._shorten_log, daemon=True).start()
         try:
-            if serve_config:
-                self._listen(serve_config, Path(command["path"]))
-            engine = self._load(command)
+            if self._serve_config is not None:
+                self._listen(self._serve_config)
+            engine = self._load(self._load_command)
         except SwiftchatError as error:
             self._close_listener()
             self._server.publish(protocol.error_message(error))
@@ -75,10 +91,8 @@ class Worker:
             self._close_listener()
             self._server.publish(protocol.error_message(device_error(error, hint)))
             return
-        if serve_config and serve_config.keep_alive_s is not None:
-            threading.Thread(
-                target=self._keep_alive, args=(serve_config.keep_alive_s,), daemon=True
-            ).start()
+        if self._listener is not None and self._server.keep_alive_s is not None:
+            threading.Thread(target=self._keep_alive, args=(self._listener,), daemon=True).start()
         try:
             self._server.run(engine)
         except SwiftchatError as error:
@@ -116,26 +130,39 @@ class Worker:
         self._server.publish(engine.info.to_wire())
         return engine
 
-    def _listen(self, config: ServeConfig, path: Path) -> None:
-        """Listen at the socket of the configuration; raises `DeviceError` if it is in use."""
-
+    def _listen(self, config: ServeConfig) -> None:
         def stop() -> None:
             self._exit(EngineStopped("the engine was ended by swiftchat stop", RESTART_HINT))
 
-        address = Address(path=Path(config.socket))
-        self._listener = Listener(address, None, self._server, config.name, path, stop, config)
+        self._server.keep_alive_s = config.keep_alive_s
+        address, path = Address(path=Path(config.socket)), Path(self._load_command["path"])
+        try:
+            self._listener = Listener(
+                *(address, None, self._server, config.name, path),
+                *(stop, config.endpoint, self._listening),
+            )
+        except SwiftchatError:
+            Path(config.socket).unlink(missing_ok=True)
+            raise
         self._listener.open()
 
-    def _keep_alive(self, seconds: float) -> None:
-        assert self._listener is not None
-        wait_until_unused(seconds, self._server, self._listener)
-        message = f"the engine ended: it was not used for {seconds:g} s"
+    def _keep_alive(self, listener: Listener) -> None:
+        wait_until_unused(self._server, listener)
+        message = f"the engine ended: it was not used for {self._server.keep_alive_s:g} s"
         self._exit(EngineStopped(message, RESTART_HINT))
+
+    def _shorten_log(self) -> None:
+        while True:
+            shorten_log(sys.stderr.fileno())
+            time.sleep(_LOG_CHECK_S)
 
     def _exit(self, error: SwiftchatError) -> None:
         """Send the error and exit, even if the main thread is blocked."""
         self._exit_lock.acquire()  # only the first caller continues, and it does not return
         self._close_listener()
+        config = self._serve_config
+        if config is not None and config.stays and isinstance(error, EngineStopped):
+            log_path(Path(config.socket)).unlink(missing_ok=True)  # nothing went wrong
         self._server.publish(protocol.error_message(error))
         os._exit(0 if isinstance(error, EngineStopped) else 1)
 
@@ -145,6 +172,8 @@ class Worker:
 
     def _serve(self) -> None:
         self._server.serve(self._terminal)
+        if self._stays:
+            return
         # The terminal has disconnected: no other may attach to an engine that ends, and the current
         # step ends as well.
         self._close_listener()
@@ -157,8 +186,16 @@ def main() -> None:
     # each other, which stalls every step when other programs use the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     match sys.argv[1:]:
-        case ["--fd", fd]:
-            Worker(TerminalConnection(socket.socket(fileno=int(fd)))).run()
+        case ["--fds", *fds]:
+            connected, *listening = (socket.socket(fileno=int(fd)) for fd in fds)
+            terminal = TerminalConnection(connected)
+            try:
+                load = terminal.receive()
+            except (EOFError, OSError):
+                for one in listening:
+                    Path(one.getsockname()).unlink(missing_ok=True)
+                return
+            Worker(terminal, load, *listening).run()
         case arguments:
             from swiftchat.engine.server.standalone import serve
 

@@ -106,7 +106,7 @@ def test_torch_is_imported_when_it_is_used() -> None:
 
 def test_a_forked_process_is_a_child_with_its_own_command_and_files(tmp_path: Path) -> None:
     own, other = socket.socketpair()
-    command = [*WORKER, "--fd", str(other.fileno())]
+    command = [*WORKER, "--fds", str(other.fileno())]
     environment = {**os.environ, "OF_THIS_TEST": "a value"}
     with (
         own,
@@ -188,14 +188,14 @@ def test_code_of_the_start_patches_modules_before_their_use(tmp_path: Path) -> N
     ],
 )
 def test_programs_of_engines_have_torch(command: list[str], expected: bool) -> None:
-    assert needs_torch(command if command[0] == sys.executable else [sys.executable, *command]) is (
-        expected
-    )
+    command = command if command[0] == sys.executable else [sys.executable, *command]
+    assert needs_torch(command, {}) is expected
+    assert needs_torch(command, {"SWIFTCHAT_DEVICE": "cpu"})
 
 
 def test_a_program_that_is_not_recognized_imports_torch() -> None:
     code = "import sys; import importlib; print(importlib.import_module('torch').ones(3).sum())"
-    assert not needs_torch(patched(code))
+    assert not needs_torch(patched(code), {})
     assert run(patched(code, "--version"))[1].startswith("tensor(3.)\n")
 
 

@@ -51,7 +51,7 @@ def engine(smollm2_f32: Path) -> Engine:
 def answers(engine: Engine, tokenizer: Tokenizer) -> list[list[int]]:
     """Return the greedy answer to each chat alone, of at most 64 tokens."""
     params = greedy(tokenizer, 64)
-    prompts = [tokenizer.apply_template(chat) for chat in CHATS]
+    prompts = [tokenizer.prompt(chat).ids for chat in CHATS]
     return [tiny.run(engine, {1: ids}, params)[0][1] for ids in prompts]
 
 
@@ -64,7 +64,7 @@ def test_template_ids_equal_transformers(tokenizer: Tokenizer, smollm2_f32: Path
     theirs = transformers.AutoTokenizer.from_pretrained(smollm2_f32)
     for chat in CHATS:
         expected = theirs.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
-        assert tokenizer.apply_template(chat) == expected
+        assert tokenizer.prompt(chat).ids == expected
 
 
 @pytest.mark.parametrize("chat", range(len(CHATS)))
@@ -76,7 +76,7 @@ def test_logits_equal_transformers(
     smollm2_f32: Path,
 ) -> None:
     """Differences of at most 1e-3: logits reach 30, and fp32 dot products of 1,536 lose 1e-5."""
-    ids = tokenizer.apply_template(CHATS[chat])
+    ids = tokenizer.prompt(CHATS[chat]).ids
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0, -1]
     bench = tiny.Bench(smollm2_f32, num_blocks=16, block_size=64)
@@ -91,7 +91,7 @@ def test_64_greedy_tokens_equal_transformers(
     tokenizer: Tokenizer,
 ) -> None:
     """Each id is that of the largest logit behind the ids before it, of one pass over all."""
-    ids = tokenizer.apply_template(CHATS[chat])
+    ids = tokenizer.prompt(CHATS[chat]).ids
     with torch.inference_mode():
         logits = reference(torch.tensor([ids + answers[chat]])).logits[0, len(ids) - 1 :]
     *expected, following = logits.argmax(-1).tolist()
@@ -102,7 +102,7 @@ def test_64_greedy_tokens_equal_transformers(
 def test_all_chats_batched_equal_alone(
     engine: Engine, tokenizer: Tokenizer, answers: list[list[int]]
 ) -> None:
-    prompts = {i: tokenizer.apply_template(chat) for i, chat in enumerate(CHATS)}
+    prompts = {i: tokenizer.prompt(chat).ids for i, chat in enumerate(CHATS)}
     batched = tiny.run(engine, prompts, greedy(tokenizer, 24))[0]
     assert batched == {i: answer[:24] for i, answer in enumerate(answers)}
 
@@ -112,13 +112,13 @@ def test_a_second_turn_with_prefix_reuse_equals_one_prefill(
 ) -> None:
     params = greedy(tokenizer, 32)
     turn = [{"role": "user", "content": "Tell me about the Moon in two sentences."}]
-    first = tokenizer.apply_template(turn)
+    first = tokenizer.prompt(turn).ids
     answer, _ = tiny.run(engine, {1: first}, params)
     turn += [
         {"role": "assistant", "content": tokenizer.decode(answer[1])},
         {"role": "user", "content": "And the Sun?"},
     ]
-    second = tokenizer.apply_template(turn)
+    second = tokenizer.prompt(turn).ids
     with_reuse, ends = tiny.run(engine, {2: second}, params)
     fresh, fresh_ends = tiny.run(
         build_engine(smollm2_f32, EngineConfig(device="cpu")), {2: second}, params
@@ -157,7 +157,7 @@ def test_bf16_answers_a_question_correctly(smollm2: Path) -> None:
     tokenizer = Tokenizer.load(smollm2)
     engine = build_engine(smollm2, EngineConfig(device="cpu"))
     assert engine.info.dtype == "bfloat16"
-    ids = tokenizer.apply_template([{"role": "user", "content": "What is the capital of France?"}])
+    ids = tokenizer.prompt([{"role": "user", "content": "What is the capital of France?"}]).ids
     answer, _ = tiny.run(engine, {1: ids}, greedy(tokenizer, 24))
     assert "Paris" in tokenizer.decode(answer[1])
 
@@ -167,7 +167,7 @@ def test_three_tensor_parallel_ranks_answer_as_one(
 ) -> None:
     """Nine heads and three KV heads, from files sharded for --tp 3."""
     convert(smollm2_f32, tmp_path / "sharded", dtype="float32", tp=3)
-    prompts = {1: tokenizer.apply_template(CHATS[0]), 2: tokenizer.apply_template(CHATS[3])}
+    prompts = {1: tokenizer.prompt(CHATS[0]).ids, 2: tokenizer.prompt(CHATS[3]).ids}
     params = SamplingParams(temperature=0, max_tokens=16)
     expected, _ = tiny.run(engine, prompts, params)
 
@@ -181,7 +181,7 @@ def test_three_tensor_parallel_ranks_answer_as_one(
 def test_two_pipeline_stages_answer_as_one(
     smollm2_f32: Path, engine: Engine, tokenizer: Tokenizer
 ) -> None:
-    prompts = {1: tokenizer.apply_template(CHATS[0]), 2: tokenizer.apply_template(CHATS[3])}
+    prompts = {1: tokenizer.prompt(CHATS[0]).ids, 2: tokenizer.prompt(CHATS[3]).ids}
     params = SamplingParams(temperature=0, max_tokens=16)
     expected, _ = tiny.run(engine, prompts, params)
     config = EngineConfig(device="cpu", pp=2, ctx_size_tokens=256, chunk_tokens=16)

@@ -4,7 +4,7 @@
 
     tokenizer = Tokenizer.load(Path("model-directory"))  # or one of its vocabulary files
     ids = tokenizer.encode("Hello")         # no BOS, and never a control token
-    ids = tokenizer.apply_template([{"role": "user", "content": "Hello"}])
+    ids = tokenizer.prompt([{"role": "user", "content": "Hello"}]).ids
     text = tokenizer.decode(ids)
     stream = tokenizer.stream()             # takes ids one at a time, gives whole characters
     tokenizer.vocab_size, tokenizer.special_tokens

@@ -35,8 +35,10 @@ class Tokenizer:
     templates; `template` is the default one. `vocab_size` is the highest id + 1.
     """
 
-    def __init__(self, definition: TokenizerDefinition) -> None:
-        """Build from what was read; `load` is the usual way."""
+    def __init__(
+        self, definition: TokenizerDefinition, templates: TemplateProcess | None = None
+    ) -> None:
+        """Build from what was read; `load` is the usual way. `templates` renders chat templates."""
         pipeline, named_tokens = definition.pipeline, definition.named_tokens
         self.templates = dict(definition.templates)
         self.template = self.templates.get("default")
@@ -50,7 +52,7 @@ class Tokenizer:
         eos_ids = dict.fromkeys([*([] if eos_id is None else [eos_id]), *definition.more_eos_ids])
         self.eos_ids = tuple(i for i in eos_ids if 0 <= i < self.vocab_size)
         self._message_forms: dict[str, MessageForms] = {}
-        self._template_process = TemplateProcess()
+        self._template_process = templates or TemplateProcess()
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
         self._pipeline = pipeline
@@ -63,25 +65,28 @@ class Tokenizer:
         self._tokens |= {t.id: pipeline.normalize(t.content) for t in tokens if t.normalized}
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, templates: TemplateProcess | None = None) -> Self:
         """Load from a model directory, or from a vocabulary file and the files beside it.
 
         The first of these is used: `tokenizer.json`, `tekken.json`, `tokenizer.model`
         (SentencePiece, or Meta's rank file), `tiktoken.model`, `spiece.model`, `ice_text.model`,
         `vocab.json` with `merges.txt`, `*.tiktoken`.
         Raises `ModelNotFound` if there is none, `BadModelFile` if it is invalid or needs an
-        unknown split pattern.
+        unknown split pattern. `templates` may be a process that has been started already, so that
+        the first prompt need not wait for it.
         """
-        return cls.from_files(read_files(path))
+        return cls.from_files(read_files(path), templates)
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+    def from_files(
+        cls, files: Mapping[str, bytes], templates: TemplateProcess | None = None
+    ) -> Self:
         """Build from the contents of a model directory's files, by name.
 
         `swiftchat.weights.gguf.tokenizer.tokenizer_files` makes them from a GGUF file. Raises as
         `load` does.
         """
-        return cls(TokenizerDefinition.from_files(files))
+        return cls(TokenizerDefinition.from_files(files), templates)
 
     @classmethod
     def from_json(cls, spec: Any, *others: Mapping[str, Any] | None) -> Self:
@@ -179,31 +184,6 @@ class Tokenizer:
 
         return token_bytes
 
-    def start_templates(self) -> None:
-        """Start the process that renders chat templates, so that the first prompt need not wait."""
-        self._template_process.start()
-
-    def apply_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        template: str | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> list[int]:
-        """Return the ids of a conversation rendered by the model's chat template.
-
-        The ids equal those of `transformers`, except that control tokens inside messages, tools
-        and other variables are ordinary text, and that messages get the form in which the template
-        loses none of their texts. Each message has a `role` and a `content`;
-        `variables` are passed to the template. `template` is a source that replaces the model's:
-        by default its template `tool_use` if there are tools, else `default`. Raises
-        `BadModelFile` if there is no template, or it is invalid, hostile or rejects the messages.
-        """
-        return self.prompt(
-            messages, template=template, add_generation_prompt=add_generation_prompt, **variables
-        ).ids
-
     def prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -214,11 +194,18 @@ class Tokenizer:
         answer_prefix: str = "",
         **variables: Any,
     ) -> Prompt:
-        """Render and encode as `apply_template`, reusing the ids of `earlier`.
+        """Return a conversation rendered by the model's chat template, and its ids.
+
+        The ids equal those of `transformers`, except that control tokens inside messages, tools
+        and other variables are ordinary text, and that messages get the form in which the template
+        loses none of their texts. Each message has a `role` and a `content`;
+        `variables` are passed to the template. `template` is a source that replaces the model's:
+        by default its template `tool_use` if there are tools, else `default`.
 
         As long as the spans of both prompts have the same text, the ids of `earlier` are reused,
         so a generated answer keeps its ids in later turns. `answer_prefix` is the
-        beginning of an answer that the model continues; it ends the prompt.
+        beginning of an answer that the model continues; it ends the prompt. Raises
+        `BadModelFile` if there is no template, or it is invalid, hostile or rejects the messages.
         """
         # Imported here: many programs use no template.
         from swiftchat.tokenizer.template.messages import MessageForms, messages_for_template

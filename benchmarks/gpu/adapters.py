@@ -59,9 +59,9 @@ def main() -> None:
     args = parser.parse_args()
     config = EngineConfig(device="cuda", dummy=args.shape, ctx_size_tokens=16384)
     engine = build_engine(Path(tempfile.gettempdir()), config, cubins=CUBINS)
-    runner = engine.graphs.decode.runner
+    graphs = engine.graphs.decode.graphs
     for number in range(max(args.rows)):
-        runner.put_adapters(number, random_set(engine, args.rank), MAX_SETS)
+        graphs.put_adapters(number, random_set(engine, args.rank), MAX_SETS)
     for num_rows in args.rows:
         plain_us = measure(engine, num_rows, args.context, adapted=False)
         print(f"{args.shape} {num_rows} rows: plain {plain_us:.0f} us")
@@ -74,12 +74,12 @@ def main() -> None:
 
 def measure(engine: Engine, num_rows: int, context: int, *, adapted: bool) -> float:
     """Return the microseconds of a step whose rows have an adapter each."""
-    runner = engine.graphs.decode.runner
-    runner.discard_adapted_graphs()
-    runner.graph(num_rows, adapted=adapted)
+    graphs = engine.graphs.decode.graphs
+    graphs.discard_adapted_graphs()
+    graphs.graph(num_rows, adapted=adapted)
     load_rows(engine, num_rows, context, SamplingParams(temperature=0))
-    runner.batch.adapter_sets[:num_rows] = torch.arange(num_rows, dtype=torch.int32)
-    return median_us(lambda: runner.replay(num_rows, adapted=adapted))
+    graphs.batch.adapter_sets[:num_rows] = torch.arange(num_rows, dtype=torch.int32)
+    return median_us(lambda: graphs.replay(num_rows, adapted=adapted))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Subject:
 
 def step_us(engine: Engine, rows: int, context: int) -> float:
     load_rows(engine, rows, context, SAMPLED)
-    return median_us(engine.graphs.decode.runner.graph(rows).replay)
+    return median_us(engine.graphs.decode.graphs.graph(rows).replay)
 
 
 def decode(of: Subject) -> Iterator[Figure]:
@@ -116,13 +116,13 @@ def verified_rows(of: Subject) -> Iterator[Figure]:
     """Verification steps of one sequence, relative to a step of one row."""
     engine = of.engine
     one = step_us(engine, 1, CONTEXT)
-    runner = verification(engine).runner
+    graphs = verification(engine).graphs
     sequence = TokenSequence(0, [5] * (CONTEXT + 1), GREEDY)
     sequence.num_computed = CONTEXT
     sequence.block_table = list(range(-(-(CONTEXT + 40) // engine.config.block_size)))
     for rows in (2, 5, 8, 9):
-        runner.batch.load_rows([Row(sequence, 1, (5,) * (rows - 1))], [7])
-        us = median_us(runner.graph(rows).replay)
+        graphs.batch.load_rows([Row(sequence, 1, (5,) * (rows - 1))], [7])
+        us = median_us(graphs.graph(rows).replay)
         yield Figure(f"{of.shape}, verification of {rows} rows / 1 row", us / one, "×")
 
 

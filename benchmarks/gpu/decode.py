@@ -39,7 +39,7 @@ def load_rows(engine: Engine, num_rows: int, context: int, params: SamplingParam
         assert (row + 1) * blocks <= engine.allocator.num_blocks
         sequence.state_slot, sequence.spare_slot = 2 * row, 2 * row + 1
         sequences.append(sequence)
-    engine.graphs.decode.runner.batch.load(sequences, [7] * num_rows)
+    engine.graphs.decode.graphs.batch.load(sequences, [7] * num_rows)
 
 
 def step_bytes(engine: Engine, num_rows: int, context: int) -> int:
@@ -49,11 +49,9 @@ def step_bytes(engine: Engine, num_rows: int, context: int) -> int:
     """
     weights = engine.info.weights_bytes - engine.info.table_bytes
     config = engine.decoder.config
-    for layer in engine.decoder.weights.layers:
-        if layer.experts is not None and config.moe is not None:
-            all_bytes = sum(t.nbytes for expert in layer.experts.each for t in expert.tensors)
-            idle = (1 - config.moe.experts_per_token / config.moe.num_experts) ** num_rows
-            weights -= int(idle * all_bytes)
+    if config.moe is not None:
+        idle = (1 - config.moe.experts_per_token / config.moe.num_experts) ** num_rows
+        weights -= int(idle * engine.info.expert_bytes)
     kv_bytes = sum(tensor.nbytes for tensor in engine.cache.tensors)
     num_tokens = engine.allocator.num_blocks * engine.config.block_size
     states = 2 * num_rows * bytes_per_sequence(config)
@@ -64,7 +62,7 @@ def breakdown(engine: Engine, num_rows: int, ceiling: float) -> None:
     """Time each kernel of a step: all its launches in a graph of their own, in order."""
     gpu, kinds = engine.gpu, defaultdict(list)
     gpu.launches = []
-    engine.graphs.decode.runner.launch_kernels(num_rows)
+    engine.graphs.decode.graphs.launch_kernels(num_rows)
     for launch in gpu.launches:
         kind = f"{launch.spec.name} {launch.spec.defines.get('EPILOGUE', '').lower()}"
         kinds[kind].append(launch)
@@ -132,7 +130,7 @@ def main() -> None:
     for num_rows in args.rows:
         for context in args.context:
             load_rows(engine, num_rows, context, params)
-            graph = engine.graphs.decode.runner.graph(num_rows)
+            graph = engine.graphs.decode.graphs.graph(num_rows)
             us = median_us(graph.replay)
             moved = step_bytes(engine, num_rows, context)
             print(

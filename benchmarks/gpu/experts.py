@@ -19,7 +19,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up
 from swiftchat.cuda.ops.moe.route import Routing, route
-from swiftchat.cuda.packed_layout import tiles_shape
+from swiftchat.cuda.packed_layout import has_row_scales, tiles_shape
 from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
 BYTES = 3_000_000_000  # of the matrices of all layers
@@ -34,11 +34,10 @@ class Shape:
     hidden: int
     inner: int
     activation: str = "silu"
-    gate_step: int = 1
 
 
 SHAPES = {
-    "gpt-oss-20b": Shape(32, 4, 2880, 2880, "gelu_sigmoid", 2),
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880, "gelu_sigmoid"),
     "qwen3-30b-a3b": Shape(128, 8, 2048, 768),
     "deepseek-v2-lite": Shape(64, 6, 2048, 1408),
     "granite-4-h-tiny": Shape(64, 6, 1536, 512),
@@ -46,7 +45,7 @@ SHAPES = {
 }
 SCHEMES = {
     "bf16": ("PLAIN", 0),
-    "mxfp4": ("MXFP4", 0),
+    "mxfp4": ("MXFP4", 32),
     "int4": ("INT4", 128),
     "int8": ("INT8", 0),
     "fp8": ("FP8", 0),
@@ -74,14 +73,10 @@ def random_matrices(
     second: torch.Tensor | None = None
     if scheme == "PLAIN":
         first = torch.zeros(experts, rows, columns, dtype=torch.bfloat16, device="cuda")
-    elif scheme == "MXFP4":
-        shape = (experts, rows, columns // 32, 16)
-        first = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
-        second = torch.full(shape[:-1], 120, dtype=torch.uint8, device="cuda")
     else:
         shape = (experts, *tiles_shape(scheme, rows, columns, group_size))
         first = torch.zeros(shape, dtype=torch.uint8, device="cuda")
-        second = torch.ones(experts, rows, device="cuda")
+        second = torch.ones(experts, rows, device="cuda") if has_row_scales(scheme) else None
     scales = None if second is None else addresses(second)
     held = [first] if second is None else [first, second]
     matrices = ExpertMatrices(
@@ -127,10 +122,7 @@ class Case:
 
     def gate_up(self, layer: int) -> None:
         shape, matrices = self.shape, self.layers[layer][0]
-        expert_gate_up(
-            *(self.gpu, self.x, matrices, self.ids[layer], self.inner, shape.activation),
-            gate_step=shape.gate_step,
-        )
+        expert_gate_up(self.gpu, self.x, matrices, self.ids[layer], self.inner, shape.activation)
 
     def down(self, layer: int) -> None:
         matrices = self.layers[layer][1]

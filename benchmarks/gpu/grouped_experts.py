@@ -23,7 +23,7 @@ from swiftchat.cuda.ops.moe.grouped_experts import (
     grouped_down,
     grouped_gate_up,
 )
-from swiftchat.cuda.packed_layout import tiles_shape
+from swiftchat.cuda.packed_layout import has_row_scales, tiles_shape
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,17 @@ def random_matrices(
 ) -> tuple[ExpertMatrices, list[torch.Tensor]]:
     """Matrices of a layer, with the tensors that hold them."""
     num_experts, scheme = shape.experts, shape.scheme
-    group_size = 128 if scheme == "INT4" else 0
+    group_size = {"INT4": 128, "MXFP4": 32}.get(scheme, 0)
     if scheme == "PLAIN":
         tensor = torch.empty(num_experts, rows, columns, device="cuda", dtype=torch.bfloat16)
         tensor.normal_(std=columns**-0.5)
         return ExpertMatrices(scheme, rows, columns, addresses(tensor)), [tensor]
-    if scheme == "MXFP4":
-        size = (num_experts, rows, columns // 32)
-        values = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, device="cuda")
-        scales = torch.full(size, 120, dtype=torch.uint8, device="cuda")
-    else:
-        size = (num_experts, *tiles_shape(scheme, rows, columns, group_size))
-        # As fp16 scales these bytes are finite.
-        values = torch.randint(0, 40, size, dtype=torch.uint8, device="cuda")
-        scales = torch.full((num_experts, rows), 1e-3, device="cuda")
-    places = addresses(values), addresses(scales)
+    size = (num_experts, *tiles_shape(scheme, rows, columns, group_size))
+    # As fp16 scales these bytes are finite.
+    values = torch.randint(0, 40, size, dtype=torch.uint8, device="cuda")
+    scales = torch.full((num_experts, rows), 1e-3, device="cuda")
+    of_rows = addresses(scales) if has_row_scales(scheme) else None
+    places = addresses(values), of_rows
     matrices = ExpertMatrices(scheme, rows, columns, *places, None, group_size)
     return matrices, [values, scales]
 

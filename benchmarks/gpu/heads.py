@@ -75,7 +75,7 @@ def write_head(folder: Path, config: ModelConfig) -> None:
 
 def step_us(engine: Engine) -> float:
     load_rows(engine, 1, 1024, SamplingParams(temperature=0))
-    return median_us(engine.graphs.decode.runner.graph(1).replay)
+    return median_us(engine.graphs.decode.graphs.graph(1).replay)
 
 
 def measure(engine: Engine, num_tokens: int) -> None:

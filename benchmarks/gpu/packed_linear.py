@@ -18,6 +18,7 @@ from torch import Tensor
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.linear import (
+    LinearInput,
     Norm,
     Workspace,
     linear,
@@ -77,14 +78,19 @@ class Layer:
     def matmul(self, name: str, weight: Matrix) -> None:
         gpu, workspace, x = self._gpu, self._workspace, self._residual
         if name == "qkv":
-            linear(gpu, x, weight, self._qkv, workspace, norm=self._norm)
+            linear(gpu, LinearInput(x, norm=self._norm), weight, self._qkv, workspace)
         elif name == "gate_up":
             linear_act_and_mul(
-                gpu, x, weight, self._inner, workspace, norm=self._norm, activation="silu"
+                gpu,
+                LinearInput(x, norm=self._norm),
+                weight,
+                self._inner,
+                workspace,
+                activation="silu",
             )
         else:
             branch: Tensor = self._attention if name == "o" else self._inner
-            linear_residual(gpu, branch, weight, x, workspace)
+            linear_residual(gpu, LinearInput(branch), weight, x, workspace)
 
 
 def timed(name: str, run: Callable[[], object], num_bytes: int, count: int) -> None:

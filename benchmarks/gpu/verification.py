@@ -21,7 +21,7 @@ from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.gpu.capture import Captured
 from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
-from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.decode_graphs import DecodeGraphs
 from swiftchat.engine.gpu.steps.verification import Verification
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.steps.runner import StepInputs
@@ -35,27 +35,27 @@ def verification(engine: Engine) -> Verification:
     blocks = -(-engine.ctx_size_tokens // engine.config.block_size)
     states = engine.cache.states.layers
     batch = DecodeBatch(ops.gpu, SIZES[-1], blocks, engine.config.block_size, vocab_size, states)
-    runner = GraphRunner(engine.decoder, ops, engine.cache, batch, SIZES, shares_blocks=True)
-    return Verification(runner)
+    graphs = DecodeGraphs(engine.decoder, ops, engine.cache, batch, SIZES, shares_blocks=True)
+    return Verification(graphs)
 
 
 def measure(engine: Engine, verifier: Verification, context: int) -> None:
     params = SamplingParams(temperature=0)
     load_rows(engine, 1, context, params)
-    graph = engine.graphs.decode.runner.graph(1)
+    graph = engine.graphs.decode.graphs.graph(1)
     plain_us = median_us(graph.replay)
     print(f"context {context}: decode step {plain_us:.0f} us")
     sequence = TokenSequence(0, [5] * (context + 1), params)
     sequence.num_computed = context
     sequence.block_table = list(range(-(-(context + 40) // engine.config.block_size)))
-    batch, has_states = verifier.runner.batch, engine.decoder.config.mixer is not None
+    batch, has_states = verifier.graphs.batch, engine.decoder.config.mixer is not None
     if has_states:
         sequence.state_slot, sequence.spare_slot = 0, 1
     for num_rows in (1, 2, 3, 4, 5, 8, 9):
         row = Row(sequence, 1, (5,) * (num_rows - 1))
         sequence.verified_slots = list(range(1, 1 + num_rows)) if has_states else []
         batch.load_rows([row], [7])
-        graph = verifier.runner.graph(num_rows)
+        graph = verifier.graphs.graph(num_rows)
 
         def replay(graph: Captured[Any] = graph) -> None:
             graph.replay()

@@ -196,7 +196,7 @@ def replayed(engine: Engine, graphs: AsyncDecode) -> dict[TokenSequence, list[in
     these answers.
     """
     graphs.drop()
-    sequences, batch = list(engine.scheduler.running), graphs.runner.batch
+    sequences, batch = list(engine.scheduler.running), graphs.graphs.batch
     num_steps = max((s.params.max_tokens or 0) - s.num_generated for s in sequences)
     for sequence in sequences:
         end = min(len(sequence.tokens) + num_steps + 1, engine.ctx_size_tokens)
@@ -206,7 +206,7 @@ def replayed(engine: Engine, graphs: AsyncDecode) -> dict[TokenSequence, list[in
     for step in range(num_steps + _STEPS_AHEAD):
         if step < num_steps:
             number, done = batch.num_steps, torch.cuda.Event()  # type: ignore[no-untyped-call]
-            graphs.runner.replay(len(sequences))
+            graphs.graphs.replay(len(sequences))
             done.record()
             launched.append((number, done))
         if step >= _STEPS_AHEAD:

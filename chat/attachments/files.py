@@ -1,4 +1,4 @@
-"""Files as attachments: patterns, the encoding, refusal of everything but text."""
+"""Files as attachments: texts and documents, patterns, refusal of everything else."""
 
 import glob
 import re
@@ -7,8 +7,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.attachments.document import (
+    DOCUMENT_SUFFIXES,
+    MAX_BYTES,
+    is_document,
+    read_document,
+    split_pages,
+    with_pages,
+)
 from swiftchat.chat.attachments.patterns import matching_files
-from swiftchat.chat.attachments.user_text import TEXT_ONLY, NotText, read_text
+from swiftchat.chat.attachments.user_text import (
+    MAX_TEXT_BYTES,
+    TEXT_ONLY,
+    NotText,
+    read_content,
+    user_text,
+)
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path
 
@@ -18,10 +32,11 @@ _MAX_CHARACTERS = 32_000_000
 def read_attachments(sources: Iterable[str], *, offline: bool = False) -> list[Attachment]:
     """Read files, patterns such as `src/**/*.py`, and pages at http and https addresses.
 
-    Files that a pattern matches are left out, with a note, if they are not text, or if they are
-    links to files out of its folder. Raises `UsageError` for a named file that is not text, for a
-    folder, for a pattern without text files, and for more than 32 million characters in all;
-    `FileSystemError` for a file that cannot be read; the errors of `fetch_page`.
+    `a.pdf#3-7` are pages of a document. Files that a pattern matches are left out, with a note, if
+    they are neither text nor a document, or if they are links to files out of its folder. Raises
+    `UsageError` for a named file that is not text, for a folder, for a pattern without text files,
+    and for more than 32 million characters in all; `FileSystemError` for a file that cannot be
+    read; the errors of `fetch_page`.
     """
     return _bounded(each for source in sources for each in _attachments(source, offline))
 
@@ -50,8 +65,12 @@ def _attachments(source: str, offline: bool) -> Iterator[Attachment]:
     if Path(name).is_dir():
         pattern = shlex.quote(f"{source.rstrip('/')}/*")
         raise UsageError(f"{source} is a folder", f"{pattern} attaches its files")
-    if Path(name).exists() or not glob.has_magic(name):
-        yield _file(name)
+    is_there = Path(name).exists()
+    if not is_there and (part := split_pages(name)) and Path(part[0]).exists():
+        yield read_file(*part)
+        return
+    if is_there or not glob.has_magic(name):
+        yield read_file(name)
         return
     yield from _matching(name, source)
 
@@ -64,9 +83,9 @@ def _matching(pattern: str, source: str) -> Iterator[Attachment]:
     def text_files() -> Iterator[Attachment]:
         for name in names:
             try:
-                yield _file(name)
-            except NotText:
-                notes.append(f"{name} is left out: not a text file")
+                yield read_file(name)
+            except NotText as error:
+                notes.append(f"{name} is left out: {error.message.removeprefix(f'{name} ')}")
 
     found = _bounded(text_files())
     if not found:
@@ -93,6 +112,17 @@ def _with_literals(pattern: str) -> str:
     return done
 
 
-def _file(name: str) -> Attachment:
-    read = read_text(name)
-    return Attachment(name, read.text, read.notes)
+def read_file(name: str, pages: tuple[int, int] = (1, 0)) -> Attachment:
+    """Return a text file or a document, of which `pages` are wanted; 0 is the last one.
+
+    Raises as `read_attachments` does.
+    """
+    is_named = name.lower().endswith(DOCUMENT_SUFFIXES)
+    content = read_content(name, MAX_BYTES if is_named else MAX_TEXT_BYTES)
+    if is_document(name, content):
+        read = read_document(name, content, pages)
+    elif pages != (1, 0):
+        raise UsageError(f"{name} has no pages", "leave out the part behind #")
+    else:
+        read = user_text(name, content)
+    return Attachment(with_pages(name, pages), read.text, read.notes)

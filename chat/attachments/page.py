@@ -3,33 +3,39 @@
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
-from bs4 import BeautifulSoup
-from markdownify import MarkdownConverter
 
 from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.attachments.document import (
+    DOCUMENT_TYPES,
+    is_document,
+    read_document,
+    split_pages,
+    with_pages,
+)
 from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.attachments.user_text import TEXT_ONLY, decode_text
+from swiftchat.chat.documents.markup import markdown_of_html
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DownloadError, UsageError
 from swiftchat.errors.deadline import within
 
 _MAX_BYTES = 4 * 1024 * 1024
+_MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
 _MAX_REDIRECTS = 5
 _CONNECT_TIMEOUT_S, _STALL_S, _TOTAL_S = 10.0, 20.0, 60.0
 _CHUNK_BYTES = 1 << 16
 _HTML = ("text/html", "application/xhtml+xml")
 # Besides text/*; the parts after a + as in application/problem+json count too.
 _TEXT_TYPES = ("json", "xml", "yaml", "x-yaml", "toml", "javascript", "x-sh", "x-ndjson", "sql")
-_WITHOUT_TEXT = ["script", "style", "noscript", "template", "svg", "iframe", "head"]
 _HINT = "check the address and the network"
 
 
 def fetch_page(url: str, *, offline: bool = False) -> Attachment:
-    """Fetch a page; HTML becomes Markdown without links and images.
+    """Fetch a page; HTML becomes Markdown without links and images, a document its text.
 
-    At most 4 MiB, five redirects, and a minute for all of it. Control characters are replaced by
-    visible glyphs. Raises `UsageError` with `offline` and for a page that is not text,
-    `DownloadError` if it cannot be fetched.
+    At most 4 MiB, of a document 32 MiB, five redirects, and a minute for all of it. Control
+    characters are replaced by visible glyphs. Raises `UsageError` with `offline` and for a page
+    that is not text, `DownloadError` if it cannot be fetched.
     """
     name = _public_address(url)
     if offline:
@@ -44,7 +50,8 @@ def fetch_page(url: str, *, offline: bool = False) -> Attachment:
     except (requests.RequestException, ValueError) as error:
         # The library's message may contain the user name and password of the address.
         raise DownloadError(f"{name} cannot be fetched: {_cause(error)}", _HINT) from error
-    return _page(name, content, kind, charset)
+    pages = split_pages(url)
+    return _page(name, content, kind, charset, pages[1] if pages else (1, 0))
 
 
 def _fetch(url: str, name: str) -> tuple[str, str | None, bytes]:
@@ -57,7 +64,9 @@ def _fetch(url: str, name: str) -> tuple[str, str | None, bytes]:
             if not response.ok:
                 raise DownloadError(f"{name}: HTTP status {response.status_code}", _HINT)
             kind, charset = _content_type(name, response)
-            return kind, charset, _read(name, response)
+            is_document = kind in DOCUMENT_TYPES
+            max_bytes = _MAX_DOCUMENT_BYTES if is_document else _MAX_BYTES
+            return kind, charset, _read(name, response, max_bytes)
 
 
 def _public_address(url: str) -> str:
@@ -76,24 +85,30 @@ def _content_type(name: str, response: requests.Response) -> tuple[str, str | No
     kind, _, rest = response.headers.get("Content-Type", "text/plain").partition(";")
     kind = kind.strip().lower()
     main, _, sub = kind.partition("/")
-    if main != "text" and kind not in _HTML and sub.rpartition("+")[2] not in _TEXT_TYPES:
+    is_read = main == "text" or kind in (*_HTML, *DOCUMENT_TYPES)
+    if not is_read and sub.rpartition("+")[2] not in _TEXT_TYPES:
         raise UsageError(f"{name} is of the type {kind}", TEXT_ONLY)
     charset = requests.utils.get_encoding_from_headers(response.headers) if rest else None
     return kind, charset
 
 
-def _read(name: str, response: requests.Response) -> bytes:
+def _read(name: str, response: requests.Response, max_bytes: int) -> bytes:
     content = bytearray()
     for chunk in response.iter_content(_CHUNK_BYTES):
         content += chunk
-        if len(content) > _MAX_BYTES:
-            raise UsageError(f"{name} is larger than {_MAX_BYTES >> 20} MiB", "save a part of it")
+        if len(content) > max_bytes:
+            raise UsageError(f"{name} is larger than {max_bytes >> 20} MiB", "save a part of it")
     return bytes(content)
 
 
-def _page(name: str, content: bytes, kind: str, charset: str | None) -> Attachment:
+def _page(
+    name: str, content: bytes, kind: str, charset: str | None, pages: tuple[int, int]
+) -> Attachment:
+    if kind in DOCUMENT_TYPES and is_document(name, content):
+        read = read_document(name, content, pages)
+        return Attachment(with_pages(name, pages), read.text, read.notes)
     if kind in _HTML:
-        text = _markdown(content, charset)
+        text = markdown_of_html(content, charset)
         return Attachment(name, sanitize(text), hidden_text_notes(name, text))
     if charset:
         try:
@@ -106,23 +121,6 @@ def _page(name: str, content: bytes, kind: str, charset: str | None) -> Attachme
     text, num_invalid = decoded
     notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
     return Attachment(name, sanitize(text), [*notes, *hidden_text_notes(name, text)])
-
-
-def _markdown(content: bytes, charset: str | None) -> str:
-    soup = BeautifulSoup(content, "html.parser", from_encoding=charset)
-    title = " ".join(soup.title.get_text().split()) if soup.title else ""
-    for element in soup(_WITHOUT_TEXT):
-        element.decompose()
-    try:
-        converter = MarkdownConverter(heading_style="ATX", strip=["a", "img"])
-        text: str = converter.convert_soup(soup)
-    except RecursionError:  # thousands of nested elements
-        text = soup.get_text("\n", strip=True)
-    lines = [line.rstrip() for line in text.strip().splitlines()]
-    body = "\n".join(
-        line for i, line in enumerate(lines) if line or (i and lines[i - 1])
-    )  # one blank line at most
-    return f"{title}\n\n{body}\n" if title else f"{body}\n"
 
 
 def _cause(error: Exception) -> str:

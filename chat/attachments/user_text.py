@@ -14,7 +14,7 @@ from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.paths import user_path
 
 TEXT_ONLY = "only text is read: UTF-8, or UTF-16 with a byte order mark"
-_MAX_BYTES = 32 * 1024 * 1024
+MAX_TEXT_BYTES = 32 * 1024 * 1024
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 # Formats without zero bytes at their beginning.
 _OTHER_FORMATS = (b"%PDF-", b"%!PS", b"{\\rtf")
@@ -23,7 +23,7 @@ _NO_TERMINAL = "type the text, or name a file"
 
 
 class NotText(UsageError):
-    """The content of a file is not a text."""
+    """The content of a file is not a text, or a document of which no text can be read."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_text(source: str) -> UserText:
     Raises `NotText`; `UsageError` for more than 32 MiB, a folder and a terminal; `FileSystemError`
     if the file cannot be read.
     """
-    return _decoded("stdin" if source == "-" else source, read_content(source, _MAX_BYTES))
+    return user_text("stdin" if source == "-" else source, read_content(source, MAX_TEXT_BYTES))
 
 
 def read_content(source: str, max_bytes: int) -> bytes:
@@ -95,7 +95,7 @@ def read_stdin_text(*, may_be_missing: bool = False) -> UserText:
     With `may_be_missing` a stdin that cannot be read, as under `nohup`, has an empty text.
     """
     try:
-        return _decoded("stdin", read_content("-", _MAX_BYTES))
+        return user_text("stdin", read_content("-", MAX_TEXT_BYTES))
     except FileSystemError:
         if not may_be_missing:
             raise
@@ -120,7 +120,8 @@ def decode_text(content: bytes) -> tuple[str, int] | None:
     return text.replace("\r\n", "\n"), num_invalid
 
 
-def _decoded(name: str, content: bytes) -> UserText:
+def user_text(name: str, content: bytes) -> UserText:
+    """Return the content of a file as a text. Raises `NotText`."""
     decoded = None if content.startswith(_OTHER_FORMATS) else decode_text(content)
     if decoded is None:
         raise NotText(f"{name} is not a text file", TEXT_ONLY)

@@ -1,14 +1,19 @@
 """The ASGI application: routes, authentication, and errors in OpenAI's format."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from swiftchat.chat.endpoint.answers import Answers
 from swiftchat.chat.endpoint.body import read_body
@@ -18,6 +23,7 @@ from swiftchat.chat.endpoint.embeddings import EmbeddingJob, EmbeddingsRequest
 from swiftchat.chat.endpoint.errors import ApiError, api_error
 from swiftchat.chat.endpoint.generation import complete, respond
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
+from swiftchat.chat.endpoint.served_models import ServedModels
 from swiftchat.chat.endpoint.token import RequireToken
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
@@ -25,11 +31,22 @@ from swiftchat.chat.terminal.output import print_notice
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Api:
-    """The handlers of the API for one model."""
+class EngineRequest(BaseModel):
+    """A chat's wish to attach to the engine of a model."""
 
-    def __init__(self, chat_model: ChatModel) -> None:
-        self._chat_model = chat_model
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str
+
+
+Body = TypeVar("Body", ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, EngineRequest)
+
+
+class Api:
+    """The handlers of the API for some models."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
         self._answers = Answers()
         self._created = int(time.time())
         self._has_noted_effort = False
@@ -39,11 +56,10 @@ class Api:
         routes = [
             Route("/v1/models", _reporting_errors(self.models)),
             Route("/v1/models/{name:path}", _reporting_errors(self.model)),
-            Route(
-                "/v1/chat/completions", _reporting_errors(self.chat_completion), methods=["POST"]
-            ),
-            Route("/v1/completions", _reporting_errors(self.completion), methods=["POST"]),
-            Route("/v1/embeddings", _reporting_errors(self.embeddings), methods=["POST"]),
+            self._route("/v1/chat/completions", ChatCompletionRequest, self.chat_completion),
+            self._route("/v1/completions", CompletionRequest, self.completion),
+            self._route("/v1/embeddings", EmbeddingsRequest, self.embeddings),
+            self._route("/v1/engines", EngineRequest, self.engine),
         ]
         return Starlette(
             routes=routes,
@@ -52,48 +68,85 @@ class Api:
         )
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_object()]})
+        names = await asyncio.to_thread(self._models.names)
+        data = [self._model_object(name) for name in names]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        self._check_name(request.path_params["name"])
-        return JSONResponse(self._model_object())
+        name = await asyncio.to_thread(self._models.full_name, request.path_params["name"])
+        return JSONResponse(self._model_object(name))
 
-    async def chat_completion(self, request: Request) -> Response:
-        body = await read_body(request, ChatCompletionRequest)
-        self._check_name(body.model)
-        if body.reasoning_effort is not None:
-            self._note_ignored_effort()
-        start = chat_answers(self._chat_model, body)
-        response = chat_response(self._chat_model, body)
+    async def chat_completion(
+        self, request: Request, chat_model: ChatModel, body: ChatCompletionRequest
+    ) -> Response:
+        if body.effort is not None:
+            self._note_ignored_effort(chat_model)
+        start, response = chat_answers(chat_model, body), chat_response(chat_model, body)
         return await respond(request, self._answers, start, response, body)
 
-    async def completion(self, request: Request) -> Response:
-        body = await read_body(request, CompletionRequest)
-        self._check_name(body.model)
-        start = completion_answers(self._chat_model, body)
-        response = completion_response(self._chat_model, body)
+    async def completion(
+        self, request: Request, chat_model: ChatModel, body: CompletionRequest
+    ) -> Response:
+        start = completion_answers(chat_model, body)
+        response = completion_response(chat_model, body)
         return await respond(request, self._answers, start, response, body)
 
-    async def embeddings(self, request: Request) -> Response:
-        body = await read_body(request, EmbeddingsRequest)
-        self._check_name(body.model)
-        async with self._answers.open(lambda: EmbeddingJob(self._chat_model, body)) as job:
+    async def embeddings(
+        self, request: Request, chat_model: ChatModel, body: EmbeddingsRequest
+    ) -> Response:
+        async with self._answers.open(lambda: EmbeddingJob(chat_model, body)) as job:
             return JSONResponse(await complete(request, job.response(self._answers)))
 
-    def _check_name(self, name: str) -> None:
-        if name not in (self._chat_model.name, self._chat_model.config.model):
-            message = f"the model {name!r:.200} is not served, only {self._chat_model.name!r}"
-            raise ApiError(404, message, "model_not_found", "model")
+    async def engine(
+        self, request: Request, chat_model: ChatModel, body: EngineRequest
+    ) -> Response:
+        """Tell a chat of this machine where it can attach to the model's engine."""
+        socket = chat_model.engine.socket_path
+        return JSONResponse(
+            {"object": "engine", "model": chat_model.name, "socket": socket and str(socket)}
+        )
 
-    def _note_ignored_effort(self) -> None:
+    def _route(
+        self,
+        path: str,
+        kind: type[Body],
+        answer: Callable[[Request, ChatModel, Body], Awaitable[Response]],
+    ) -> Route:
+        """Return the route of requests for a model, which stays loaded until the response ends."""
+
+        async def handle(request: Request) -> Response:
+            body = await read_body(request, kind)
+            stack = contextlib.AsyncExitStack()
+            chat_model = await stack.enter_async_context(self._models.use(body.model))
+            try:
+                response = await answer(request, chat_model, body)
+            except BaseException:
+                await stack.aclose()
+                raise
+            return _ResponseWithModel(response, stack)
+
+        return Route(path, _reporting_errors(handle), methods=["POST"])
+
+    def _note_ignored_effort(self, chat_model: ChatModel) -> None:
         """Say once if efforts have no effect: many clients send one with every request."""
-        if not self._has_noted_effort and self._chat_model.prompts.always_reasons_alike:
+        if not self._has_noted_effort and chat_model.prompts.always_reasons_alike:
             self._has_noted_effort = True
             print_notice("note: reasoning_effort has no effect: the model always reasons alike")
 
-    def _model_object(self) -> dict[str, object]:
-        name = self._chat_model.name
+    def _model_object(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+
+
+class _ResponseWithModel(Response):
+    """A response during which the stack keeps a model."""
+
+    def __init__(self, response: Response, stack: contextlib.AsyncExitStack) -> None:
+        super().__init__()
+        self._response, self._stack = response, stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await self._response(scope, receive, send)
 
 
 def _reporting_errors(handler: Handler) -> Handler:

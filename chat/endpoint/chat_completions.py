@@ -47,7 +47,7 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
 
 
 def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> dict[str, Any]:
-    effort = body.reasoning_effort
+    effort = body.effort
     variables = {} if effort is None else chat_model.prompts.effort_variables(effort)
     return {**variables, **(body.chat_template_kwargs or {})}
 

@@ -17,8 +17,9 @@ from swiftchat.chat.model.output_format import (
     json_schema_format,
 )
 from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS
+from swiftchat.chat.options.option_types import OWN_VARIABLES
 from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, shown
-from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES
+from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES, SAMPLING_RANGES
 from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
@@ -30,18 +31,14 @@ _SAMPLING = {
     if found.is_sampled and found.name != "logprobs"
     for name in (found.name, *found.aliases)
 } | {"max_completion_tokens": PARAMETERS["max_tokens"]}
-# Variables of a chat template that the request has fields for, or that the server sets.
-_OWN_VARIABLES = {"messages", "tools", "add_generation_prompt"}
 # Fields of other servers, and what to use instead of them.
-_THINK = "use reasoning_effort, or chat_template_kwargs such as enable_thinking"
+_THINK = "use reasoning_effort or reasoning, or chat_template_kwargs such as enable_thinking"
 _REPLACED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "documents": "use chat_template_kwargs",
     "enable_thinking": _THINK,
-    "reasoning": _THINK,
     "thinking": _THINK,
-    "thinking_budget": _THINK,
     "add_generation_prompt": "the model always answers",
     "continue_final_message": "send a question last, or use /v1/completions",
 }
@@ -178,6 +175,14 @@ class ResponseFormat(_Fields):
     json_schema: JsonSchema | None = None
 
 
+class ReasoningOptions(_Fields):
+    """`max_tokens` is the budget; `enabled` false is the effort none."""
+
+    effort: str | None = None
+    max_tokens: int | None = None
+    enabled: bool | None = None
+
+
 class ChatCompletionRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
@@ -185,6 +190,7 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
+    reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -194,15 +200,29 @@ class ChatCompletionRequest(GenerationRequest):
     function_call: Any = None
     documents: Any = None
     enable_thinking: Any = None
-    reasoning: Any = None
     thinking: Any = None
-    thinking_budget: Any = None
     add_generation_prompt: Any = None
     continue_final_message: Any = None
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def effort(self) -> str | None:
+        """The reasoning effort, None for the model's own."""
+        wanted = self.reasoning or ReasoningOptions()
+        if wanted.enabled is False:
+            return "none"
+        return wanted.effort if self.reasoning_effort is None else self.reasoning_effort
+
+    def sampling(self) -> dict[str, Any]:
+        values = super().sampling()
+        if self.reasoning is None or (budget := self.reasoning.max_tokens) is None:
+            return values
+        is_valid = budget in SAMPLING_RANGES["reasoning_budget"]
+        refuse(not is_valid, "reasoning", f"reasoning.max_tokens is {budget}")
+        return {**values, "reasoning_budget": budget}
 
     @property
     def output_format(self) -> OutputFormat | None:
@@ -226,7 +246,7 @@ class ChatCompletionRequest(GenerationRequest):
         super().check()
         refuse(not is_shallow(self.tools or []), "tools", "the tools are nested too deeply")
         variables = self.chat_template_kwargs or {}
-        for name in _OWN_VARIABLES & variables.keys():
+        for name in OWN_VARIABLES & variables.keys():
             refuse(True, "chat_template_kwargs", f"chat_template_kwargs cannot replace {name}")
         text = "the variables are nested too deeply"
         refuse(not is_shallow(variables), "chat_template_kwargs", text)

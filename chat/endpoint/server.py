@@ -7,10 +7,10 @@ import uvicorn
 
 from swiftchat.chat.endpoint.app import Api
 from swiftchat.chat.endpoint.protocol import BACKLOG, BoundedProtocol
+from swiftchat.chat.endpoint.served_models import ServedModels
 from swiftchat.chat.endpoint.token import ApiToken
-from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.engine.api.address import Address
+from swiftchat.engine.api.address import Address, write_token
 from swiftchat.errors import UsageError
 
 _SHUTDOWN_S = 1  # for answers in progress, after Ctrl-C
@@ -19,8 +19,9 @@ _SHUTDOWN_S = 1  # for answers in progress, after Ctrl-C
 class EndpointServer:
     """Listens from construction on, answers requests in `run`; a context manager.
 
-    Raises `UsageError` for an address that is not loopback, unless `allow_remote`, and
-    `DeviceError` if it is in use.
+    A new token is written to the token file of the port, for chats of this user. Raises
+    `UsageError` for an address that is not loopback, unless `allow_remote`, `DeviceError` if it is
+    in use, and `FileSystemError` if the token cannot be written.
     """
 
     def __init__(self, address: str, token: ApiToken, allow_remote: bool) -> None:
@@ -32,20 +33,25 @@ class EndpointServer:
         except UsageError as error:
             raise UsageError(error.message, "add --allow-remote if that is intended") from error
         self._token, self._is_remote = token, allow_remote
-        self.url = f"http://{Address(wanted.host, self._socket.getsockname()[1])}/v1"
+        bound = Address(wanted.host, self._socket.getsockname()[1])
+        self.url = f"http://{bound}/v1"
+        self._token_file = bound.token_file if token.is_new else None
+        if self._token_file is not None:
+            write_token(self._token_file, token.text)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._socket.close()
+        if self._token_file is not None:
+            self._token_file.unlink(missing_ok=True)
 
-    def run(self, chat_model: ChatModel) -> None:
-        """Answer requests until the model's engine ends; raises `KeyboardInterrupt` on a signal."""
-        chat_model.prepare()
+    def run(self, models: ServedModels) -> None:
+        """Answer requests until the models have ended; raises `KeyboardInterrupt` on a signal."""
         self._print_access()
         config = uvicorn.Config(
-            Api(chat_model).app(self._token.text),
+            Api(models).app(self._token.text),
             log_level="critical",
             access_log=False,
             lifespan="off",
@@ -59,11 +65,11 @@ class EndpointServer:
         )
         server = uvicorn.Server(config)
 
-        def end_with_engine() -> None:
-            chat_model.engine.wait_ended()
+        def end_with_models() -> None:
+            models.wait_ended()
             server.should_exit = True
 
-        threading.Thread(target=end_with_engine, daemon=True).start()
+        threading.Thread(target=end_with_models, daemon=True).start()
         server.run(sockets=[self._socket])
 
     def _print_access(self) -> None:

@@ -8,10 +8,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swiftchat.chat.endpoint.errors import ApiError
+from swiftchat.chat.model.model_server import TOKEN_VARIABLE
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path
 
-VARIABLE = "SWIFTCHAT_API_TOKEN"
 _TOKEN_BYTES = 32
 _MIN_CHARACTERS = 16
 
@@ -29,7 +29,7 @@ def find_token(file: str | None, environ: Mapping[str, str]) -> ApiToken:
 
     Raises `UsageError` for a file that cannot be read and for a short token.
     """
-    text, source = environ.get(VARIABLE), VARIABLE
+    text, source = environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
     if file is not None:
         source = file
         try:

@@ -17,6 +17,51 @@ Built in: {{templates}}.
 that you type never becomes a control token.
 """
 
+_FILES = """\
+Files and pages come before the prompt, each in a block with its name:
+
+  swiftchat -p "Any mistakes?" -f main.py -f 'src/**/*.py'
+  swiftchat -p "Sum it up" -f report.pdf#3-7 -f https://example.org/
+  >>> /read talk.pptx prices.xlsx
+
+Texts are read as UTF-8, or UTF-16 with a byte order mark. HTML, PDF, docx, pptx
+and xlsx become Markdown; #3-7 are pages, slides or sheets. Documents need
+
+  pip install 'swiftchat[documents]'
+
+A document is read by a process of its own, within limits of time and memory.
+Macros, pictures and links are left out. Encrypted files, and scans without
+text, are errors. A pattern leaves out what is no text, with a note.
+
+swiftchat help knowledge is about folders that are too large for the context.
+"""
+
+_KNOWLEDGE = """\
+The texts of a folder as knowledge: before each question come the passages that
+may answer it, with their marks, so that the answer can cite file:line.
+
+  swiftchat --knowledge docs -p "How long are backups kept?"
+  >>> /knowledge ~/notes              index a folder and use it
+  >>> /knowledge none                 use none from now on
+
+Texts and documents (swiftchat help files) are indexed; hidden files, links and
+what .gitignore names are not. The index is made at the first question, and only
+files that have changed are read again. Ctrl-C stops it; what is indexed stays.
+
+The passages of a question are named below it and are part of the message: -c,
+/regen and branches repeat them exactly, and later questions get only new ones.
+They have at most --knowledge-tokens (1500) tokens and a quarter of the context,
+those of a whole conversation half of it.
+
+Passages are found by their words. --knowledge-model NAME adds embeddings of a
+model: one that was made for embeddings also finds other words for the same
+thing; those of a chat model are worse than the words alone. --knowledge-pooling
+last is for models whose card says so, such as Qwen3-Embedding.
+
+The folder is saved with the conversation. The index is a copy of the texts that
+only you can read; swiftchat cache clear removes it.
+"""
+
 _FORMATS = """\
 An answer can be limited to a format. Tokens that would leave it are never
 chosen, so the answer always matches, whatever the model and the temperature.
@@ -39,6 +84,35 @@ A schema with a keyword that cannot be enforced, such as "not", is an error
 that names its place.
 """
 
+_THINKING = """\
+Many models think before they answer. --think sets what the model's chat
+template can set: on and off, or low, medium, high and max. Another level is an
+error that names those it has; auto leaves the choice to the template.
+
+  swiftchat --think off
+  >>> /think high
+  >>> /reasoning                       the thinking before the last answer
+
+--reasoning-budget ends it after so many tokens, with the text by which the
+model itself goes over to the answer; the line below the answer then says
+"thinking 412/1024". With a budget, -n counts only the answer; without one, -n
+counts the thinking too. 0 means none at all.
+
+  swiftchat --reasoning-budget 1024 -n 500
+  swiftchat --reasoning-budget 1024 \\
+      --reasoning-budget-message "I have to answer now."
+  >>> /set reasoning_budget 256
+  >>> /set reasoning_budget off
+
+--template-arg sets any other variable of the template, as JSON or as text; it
+comes before --think.
+
+  swiftchat --template-arg keep_thinking=true
+
+Whether a model sees its earlier thinking is up to its template. What the
+template repeats is found in the KV cache, and not computed again.
+"""
+
 _SAMPLING = """\
 Each token is chosen in this order:
 
@@ -47,7 +121,7 @@ Each token is chosen in this order:
      repeat_last_n tokens; then dry
   3  bans: no_repeat_ngram, ban, and end tokens before min_tokens
   4  temperature; 0 takes the most probable token and ends here
-  5  filters: top_k, typical_p, min_p, top_p
+  5  filters: top_n_sigma, top_k, typical_p, min_p, top_p, xtc
 
 A parameter is a flag (--top-k 40), a variable (SWIFTCHAT_TOP_K=40), a line of
 the configuration file or of a role (top_k = 40), or is set at the prompt:
@@ -112,7 +186,10 @@ they work together.
 
 ANSWER_PAGES = {
     "templates": Page("Chat templates", _TEMPLATES),
+    "files": Page("Files, pages and documents before a prompt", _FILES),
+    "knowledge": Page("A folder whose passages precede each question", _KNOWLEDGE),
     "formats": Page("JSON schemas, regular expressions and grammars", _FORMATS),
+    "thinking": Page("How long a model thinks before it answers", _THINKING),
     "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
     "context": Page("What happens when the context is full", _CONTEXT),
     "parameters": Page("All sampling parameters", _PARAMETERS),

@@ -37,7 +37,7 @@ Every conversation is saved while you chat, in one file that only you can read.
   swiftchat sessions                  list chats; --all: one-shots (-p, pipes) too
   swiftchat sessions search tides     search for words
   swiftchat --session 3f2a            continue the one whose ID begins with 3f2a
-  swiftchat sessions export 3f2a talk.md
+  swiftchat sessions export 3f2a talk.html       a page; or .md, .json
   swiftchat sessions import conversations.json   also the zip of an export
   swiftchat sessions rm 3f2a          delete it permanently
   swiftchat --no-save                 do not save this conversation

@@ -58,20 +58,27 @@ run on the CPU.
 """
 
 _SERVE = """\
-swiftchat serve keeps a model loaded. Chats and one-shots with the same model
-and the same engine options use it instead of loading the model.
+Chats and one-shots use a running engine with the same model and the same
+engine options instead of loading the model.
 
-  swiftchat serve qwen3:8b            keep it loaded until Ctrl-C
-  swiftchat serve --keep-alive 10m    end after 10 minutes without use
-  swiftchat -m qwen3:8b -p "Hi"       answers at once
+  swiftchat -p "Hi" --keep-alive 10m  leave the engine running until it is not
+                                      used for 10 minutes
+  swiftchat -p "Hi"                   answers at once
+  swiftchat serve qwen3:8b            keep a model loaded until Ctrl-C
+  swiftchat serve -d qwen3:8b         keep it in the background until stop
   swiftchat --no-attach               load the model in any case
   swiftchat ps                        list running engines
   swiftchat stop qwen3:8b             end one; --all: end all
 
-Clients of OpenAI's HTTP API can use the model too:
+In the configuration file, keep_alive = "10m" is for all chats.
+
+Clients of OpenAI's HTTP API can use models too: every installed one, loaded
+when it is first asked for, or the one that is named.
 
   pip install 'swiftchat[serve]'
   swiftchat serve --openai 127.0.0.1:8080
+  swiftchat serve qwen3:8b --openai 127.0.0.1:8080
+  swiftchat --connect http://127.0.0.1:8080/v1 -m qwen3:8b
 
 They must send the token that is printed at the start, or that of --token-file
 or SWIFTCHAT_API_TOKEN. Other machines can connect only with --allow-remote.

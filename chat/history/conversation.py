@@ -114,8 +114,12 @@ class Conversation:
     @property
     def messages(self) -> list[Message]:
         """The messages from the first to the tip."""
+        return self.path_to(self.tip)
+
+    @staticmethod
+    def path_to(message: Message | None) -> list[Message]:
+        """Return the messages from the first to this one."""
         path: list[Message] = []
-        message = self.tip
         while message is not None:
             path.append(message)
             message = message.parent

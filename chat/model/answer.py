@@ -215,8 +215,9 @@ class Answer:
             return "loop"
         if self.finish_reason != "length":
             return None
-        limit = self.params.max_tokens
-        return "max_tokens" if limit is not None and self.num_tokens >= limit else "context"
+        limit, has_budget = self.params.max_tokens, self.params.reasoning is not None
+        counted = self.num_tokens - (self.num_reasoning_tokens if has_budget else 0)
+        return "max_tokens" if limit is not None and counted >= limit else "context"
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -245,6 +246,11 @@ class Answer:
     def tool_calls(self) -> list[ToolCall]:
         calls = self._calls.calls if self.finish_reason == "stop" else []
         return [call for call in calls if call.name != self._direct_name]
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the model writes its reasoning."""
+        return self._splitter.is_thinking
 
     @property
     def is_in_call(self) -> bool:

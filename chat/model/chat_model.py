@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.constraints import AnswerConstraints
 from swiftchat.chat.model.context_budget import Messages, check_fits, fit_prompt
 from swiftchat.chat.model.draft import draft_kept, with_draft
-from swiftchat.chat.model.engine_start import StartEngine, attach_or_start, start_engine
+from swiftchat.chat.model.engine_start import StartEngine, engine_starter, hint_at_others
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
 from swiftchat.chat.model.prompt_encoder import PromptEncoder
@@ -27,7 +26,8 @@ from swiftchat.chat.tools.offer import NO_TOOLS, Offer
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
+from swiftchat.weights.hub.cached_models import name_at
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -44,15 +44,13 @@ def chat_model_for(config: ChatConfig) -> "ChatModel":
     if config.connect is not None:
         from swiftchat.chat.model.remote import RemoteEngineFactory
 
-        engine = RemoteEngineFactory(config.connect, config.token_file)
+        engine = RemoteEngineFactory(config)
         return ChatModel(engine.folder, replace(config, model=engine.name), engine.start)
     from swiftchat.chat.model.find import find_model
 
     path = find_model(config.model, offline=config.offline, quiet=config.quiet)
     config = with_draft(config, path)
     adapters = open_adapters(config, path)  # first: a wrong one is found before loading
-    if config.no_attach:
-        return ChatModel(path, config, start_engine, adapters)
     return ChatModel(path, config, adapters=adapters)
 
 
@@ -62,6 +60,8 @@ class ChatModel:
     The constructor starts the engine, which loads in the background. `prepare` (or the first use)
     loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
     set with `/set`; they take precedence over those of the config. `prompts` encodes conversations.
+    Without `start` the engine is the running one with these options, if there is one. `name` is
+    that of the model for the user.
     `tools` are given to the template. `adapters` are those of its answers.
     """
 
@@ -69,15 +69,17 @@ class ChatModel:
         self,
         path: Path,
         config: ChatConfig,
-        start: StartEngine = attach_or_start,
+        start: StartEngine | None = None,
         adapters: Adapters | None = None,
+        *,
+        name: str | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.name = path, name or name_at(path)
         self.config = config
         self.changes: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []
         self.output_format = chosen_format(config)
-        self._start = start
+        self._start = start or engine_starter(config)
         self._files = ModelFiles(path, config)
         self.prompts = PromptEncoder(self._files, config)
         self._constraints = AnswerConstraints(self._files, config)
@@ -86,7 +88,7 @@ class ChatModel:
         self._engine_failed = self._has_told_engine_note = False
         self._ready_config: ChatConfig | None = None  # of the last engine that was ready
         self.is_closed = False
-        self.engine = start(config.engine(), path)
+        self.engine = self._start(config.engine(), path)
 
     def __enter__(self) -> "ChatModel":
         return self
@@ -105,10 +107,6 @@ class ChatModel:
         other.changes, other.prompts.think = dict(self.changes), self.prompts.think
         other.output_format = self.output_format
         return other
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
     @property
     def model(self) -> "Model":
@@ -231,6 +229,8 @@ class ChatModel:
         except SwiftchatError as error:
             if self.engine.info is None:
                 self._engine_failed = True
+                if isinstance(error, OutOfMemory) and self.config.connect is None:
+                    hint_at_others(error)
                 if self._ready_config not in (None, self.config):
                     self.config, error.hint = self._ready_config, _RESTORED_HINT
                 raise
@@ -329,7 +329,13 @@ class ChatModel:
         ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         direct: Callable[[], Prompt] | None = None
         if tool_format is not None and tool_format.direct:
-            direct = partial(encode, requesting_answer(fitted.messages, tool_format.direct))
+            messages = requesting_answer(fitted.messages, tool_format.direct)
+
+            def direct_prompt() -> "Prompt":
+                return self._constraints.with_budget(encode(messages), params)[0]
+
+            direct = direct_prompt
+        prompt, params = self._constraints.with_budget(prompt, params)
 
         def start(params: SamplingParams) -> Answer:
             constraint: ConstraintSpec | None = None

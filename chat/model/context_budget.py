@@ -76,7 +76,9 @@ def fit_prompt(
     Also return the parameters with the first tokens that stay if the context slides.
     """
     quarter = ctx_size_tokens // 4
-    room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
+    room = quarter
+    if params.max_tokens is not None:
+        room = min(params.max_tokens + (params.reasoning_budget or 0), quarter)
     fitted = fit_context(versions, encode, ctx_size_tokens, params.overflow, room)
     if params.overflow != "sliding" or params.overflow_keep is not None:
         return fitted, params

@@ -27,13 +27,13 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
     from swiftchat.chat.model.memory import dequantized_note, describe_memory
     from swiftchat.chat.model.template_choice import describe_template
     from swiftchat.weights.architectures.registry import ARCHITECTURES
-    from swiftchat.weights.hub.cached_models import hub_name
+    from swiftchat.weights.hub.cached_models import name_at
 
     config = model.config
     notes = [*model.notes, *filter(None, [dequantized_note(model)])]
     model_type = ARCHITECTURES[config.architecture].model_type
     return {
-        "name": hub_name(model.location) or model.location.name,
+        "name": name_at(model.location),
         "path": str(model.location),
         "family": config.family,
         "architecture": config.architecture,

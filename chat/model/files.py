@@ -81,19 +81,25 @@ class ModelFiles:
             raise self._failure
 
     def _load(self) -> None:
-        # Imported here: numpy would delay the prompt by 0.1 s.
-        from swiftchat.tokenizer import Tokenizer
-        from swiftchat.weights.model.directory import Model
-
         try:
-            self._model = Model.open(self._path)
-            self._tokenizer = Tokenizer.load(self._path)
-            if not self._config.no_template:
-                self._tokenizer.start_templates()
-            self._token_texts = TokenTexts(self._tokenizer)
-            self._template = self._choose_template()
+            self._load_files()
         except Exception as error:  # noqa: BLE001  (raised again when the files are used)
             self._failure = error
+
+    def _load_files(self) -> None:
+        # Imported here: numpy would delay the prompt by 0.1 s.
+        from swiftchat.tokenizer import Tokenizer
+        from swiftchat.tokenizer.template.process import TemplateProcess
+
+        templates = TemplateProcess()
+        if not self._config.no_template:
+            templates.start()  # first: its start takes as long as all that follows
+        from swiftchat.weights.model.directory import Model
+
+        self._model = Model.open(self._path)
+        self._tokenizer = Tokenizer.load(self._path, templates)
+        self._token_texts = TokenTexts(self._tokenizer)
+        self._template = self._choose_template()
 
     def _choose_template(self) -> TemplateChoice:
         from swiftchat.weights.architectures.registry import ARCHITECTURES

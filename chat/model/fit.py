@@ -13,7 +13,6 @@ CONTEXT_TOKENS = 8192
 # Of the bandwidth: decode steps reach about half to nine tenths of it, see docs/performance.md.
 _READ_FRACTION = 0.7
 _QUICK_TOKENS_PER_S = 7.0  # as fast as people read
-_MXFP4_GROWTH = 2  # on a CPU they have 8 bits a weight
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,9 @@ def form_fits(device: DeviceMemory, bytes_per_s: float | None, word: str) -> lis
 
 
 def _fit(model: KnownModel, form: Form, device: DeviceMemory, bytes_per_s: float | None) -> Fit:
-    growth = _MXFP4_GROWTH if form.is_mxfp4 and device.name == "CPU" else 1
     context_tokens = min(CONTEXT_TOKENS, model.context_tokens)
-    memory_bytes = growth * form.size_bytes + context_tokens * model.kv_bytes_per_token
-    read_bytes = growth * form.bytes_per_token
-    speed = None if bytes_per_s is None else bytes_per_s * _READ_FRACTION / read_bytes
+    memory_bytes = form.size_bytes + context_tokens * model.kv_bytes_per_token
+    speed = None if bytes_per_s is None else bytes_per_s * _READ_FRACTION / form.bytes_per_token
     return Fit(model, form, memory_bytes, max(0, memory_bytes - room_bytes(device)), speed)
 
 

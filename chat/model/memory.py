@@ -3,7 +3,8 @@
 import itertools
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -131,17 +132,27 @@ def context_limits(
     ]
 
 
-def fits_beside(model: "Model", loaded: EngineInfo, kv_dtype: str = "auto") -> bool:
-    """Return whether a model fits in the free memory, with a context as large as the loaded one.
+def fits_beside(
+    model: "Model",
+    loaded: Sequence[EngineInfo],
+    kv_dtype: str = "auto",
+    context_tokens: int | None = None,
+) -> bool:
+    """Return whether a model fits in the free memory beside loaded ones.
 
-    False for an engine on several GPUs, because their memory is planned for one model.
+    Its context has `context_tokens`, or as many as that of the first loaded one. False for engines
+    on several GPUs, because their memory is planned for one model.
     """
-    if loaded.tp * loaded.pp > 1:
+    first = loaded[0]
+    if any(engine.tp * engine.pp > 1 for engine in loaded):
         return False
     cpu, *gpus = device_memory()
-    wanted = min(loaded.ctx_size_tokens, model.config.max_context_tokens)
+    wanted = min(context_tokens or first.ctx_size_tokens, model.config.max_context_tokens)
+    # Weights that stay in mapped files do not count as memory in use.
+    used_bytes = sum(e.weights_bytes + e.cache_bytes for e in loaded if e.device.startswith("cpu"))
+    cpu = replace(cpu, free_bytes=min(cpu.free_bytes, cpu.total_bytes - used_bytes))
     on_cpu, *on_gpus = context_limits(model, cpu, gpus, kv_dtype)
-    rows = [on_cpu] if loaded.device.startswith("cpu") else on_gpus
+    rows = [on_cpu] if first.device.startswith("cpu") else on_gpus
     return all(row["largest_context_tokens"] >= wanted for row in rows)
 
 

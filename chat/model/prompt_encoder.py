@@ -20,6 +20,7 @@ from swiftchat.chat.model.tool_messages import (
 )
 from swiftchat.chat.model.tool_support import ToolSupport, find_tool_support
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.options.option_types import parse_argument
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,14 +48,16 @@ class PromptEncoder:
         """Return a function that renders and encodes messages, reusing the ids of the last turn.
 
         `tools` are descriptions of functions as JSON schemas, for templates that list tools.
-        `more_variables` of the template take precedence over those that switch thinking. Messages
-        that request an answer (`requesting_answer`) get the template without tools.
+        `more_variables` of the template take precedence over those of --template-arg, and these
+        over those that switch thinking. Messages that request an answer (`requesting_answer`) get
+        the template without tools.
         """
         tokenizer = self._files.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
         variables: dict[str, Any] = {}
         if self.think != "auto":
             variables |= thinking_variables(self.think, self._files.template_source)
+        variables |= dict(map(parse_argument, self._config.template_arg))
         variables |= more_variables or {}
 
         def encode(messages: Sequence[Mapping[str, Any]]) -> "Prompt":

@@ -22,7 +22,8 @@ class ReasoningFormat:
 
     `opens` are the texts that start reasoning, `close` ends it, `heads` may start the answer and
     `tail` end it. Some of them consist of control tokens. A chat template with `signature` in it
-    uses this format.
+    uses this format. `ending` leads from reasoning to the answer where a template does not show it;
+    by default `close`.
     """
 
     signature: str
@@ -30,14 +31,15 @@ class ReasoningFormat:
     close: str
     heads: tuple[str, ...] = ()
     tail: str = ""
+    ending: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (*self.opens, self.close, *self.heads, self.tail)
 
 
-def _tags(begin: str, end: str) -> ReasoningFormat:
-    return ReasoningFormat(end, (begin,), end)
+def _tags(begin: str, end: str, ending: str = "") -> ReasoningFormat:
+    return ReasoningFormat(end, (begin,), end, ending=ending)
 
 
 # From the published chat templates.
@@ -51,25 +53,31 @@ FORMATS = (
         tuple(
             f"{start}{name}<|message|>" for start in _CHANNELS for name in ("final", "commentary")
         ),
+        ending="<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
     ReasoningFormat(  # Muse Glimmer: messages to the model itself, before those to others
         "to=self<|message|>",
         ("to=self<|message|>", "<|start|>assistant to=self<|message|>"),
         "<|eom|>",
         ("to=user<|message|>", "<|start|>assistant to=user<|message|>", "<|message|>"),
+        ending="<|eom|><|start|>assistant to=user<|message|>",
     ),
-    _tags("<think>", "</think>"),  # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
+    # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
+    _tags("<think>", "</think>", "\n</think>\n\n"),
     _tags("<seed:think>", "</seed:think>"),  # Seed-OSS
-    _tags("<thought>", "</thought>"),  # EXAONE Deep
+    _tags("<thought>", "</thought>", "\n</thought>\n\n"),  # EXAONE Deep
     _tags("[THINK]", "[/THINK]"),  # Magistral
     _tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
     _tags("◁think▷", "◁/think▷"),  # Kimi-VL Thinking
-    ReasoningFormat("<|channel>", ("<|channel>thought",), "<channel|>"),  # Gemma 4
+    ReasoningFormat(  # Gemma 4
+        "<|channel>", ("<|channel>thought",), "<channel|>", ending="\n<channel|>"
+    ),
     ReasoningFormat(  # Apriel
         "[BEGIN FINAL RESPONSE]",
         ("Here are my reasoning steps:",),
         "[BEGIN FINAL RESPONSE]",
         tail="[END FINAL RESPONSE]",
+        ending="\n[BEGIN FINAL RESPONSE]\n",
     ),
     _tags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ReasoningFormat(  # Kimi K3
@@ -78,6 +86,7 @@ FORMATS = (
         "<|close|>think<|sep|>",
         ("<|open|>response<|sep|>",),
         tail="<|close|>response<|sep|>",
+        ending="<|close|>think<|sep|><|open|>response<|sep|>",
     ),
     ReasoningFormat(  # Solar Open
         "<|begin|>assistant<|think|>",
@@ -85,6 +94,7 @@ FORMATS = (
         "<|end|>",
         ("<|begin|>assistant<|content|>", "<|content|>"),
         tail="<|end|>",
+        ending="<|end|><|begin|>assistant<|content|>",
     ),
 )
 

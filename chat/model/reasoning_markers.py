@@ -2,9 +2,12 @@
 
 import re
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swiftchat.errors import BadModelFile
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer import Tokenizer
 
 _REASONING, _ANSWER = "480151623", "270918281"  # texts without case
 _FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -13,6 +16,7 @@ _TAG_BEFORE = re.compile(rf"({_TAG})\s*$")
 _TAG_AFTER = re.compile(rf"\s*({_TAG})")
 _MAX_CHARACTERS = 200  # that are searched for a tag
 _QUESTION = {"role": "user", "content": "?"}
+_THINKING = {"enable_thinking": True, "thinking": True}
 _CALL = {
     "id": "abcde1234",
     "type": "function",
@@ -37,8 +41,7 @@ def derive_markers(source: str) -> tuple[str, str] | None:
         message = {"role": "assistant", "content": _ANSWER, **fields}
         variables = {"messages": [_QUESTION, message], "add_generation_prompt": False}
         try:
-            thinking = {"enable_thinking": True, "thinking": True}
-            return process.render(source, {**variables, **thinking}, {}, ())
+            return process.render(source, {**variables, **_THINKING}, {}, ())
         except BadModelFile:
             return ""
 
@@ -49,6 +52,19 @@ def derive_markers(source: str) -> tuple[str, str] | None:
         if begin and end and begin != plain[0] and end != plain[1]:
             return begin, end
     return None
+
+
+def text_after_reasoning(tokenizer: "Tokenizer", source: str) -> str:
+    """Return what a template writes between reasoning and the answer; empty if it shows none."""
+    message = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_FIELDS, _REASONING)}
+    options: dict[str, Any] = {"add_generation_prompt": False, **_THINKING}
+    try:
+        prompt = tokenizer.prompt([_QUESTION, message], template=source, **options)
+    except BadModelFile:
+        return ""
+    before, found, _ = "".join(span.text for span in prompt.spans).partition(_ANSWER)
+    text = before.rpartition(_REASONING)[2] if _REASONING in before else ""
+    return text if found and len(text) <= _MAX_CHARACTERS else ""
 
 
 def _tags_around(text: str, prompt: str) -> tuple[str, str]:

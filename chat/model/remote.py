@@ -1,7 +1,11 @@
 """Connection to the running engine of `--connect`."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from swiftchat.chat.model.model_server import ModelServer, is_server_url
+from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
@@ -17,10 +21,12 @@ class RemoteEngineFactory:
     `DeviceError` if no engine answers. `name` is the engine's model, `folder` has its tokenizer.
     """
 
-    def __init__(self, address: str, token_file: str | None) -> None:
+    def __init__(self, config: ChatConfig) -> None:
         import platformdirs
 
-        self._address, self._token_file = address, token_file
+        assert config.connect is not None
+        self._address = config.connect
+        self._connect = _connector(config.connect, config)
         self._unused: RemoteEngine | None = self._connect()
         self.name, self._files = self._unused.name, self._unused.files
         cache = platformdirs.user_cache_path("swiftchat") / "far"
@@ -41,6 +47,10 @@ class RemoteEngineFactory:
         engine.start_session()
         return EngineClient(config, path, engine).start()
 
-    def _connect(self) -> RemoteEngine:
-        token_file = user_path(self._token_file) if self._token_file else None
-        return connect_engine(self._address, read_token(token_file, self._address))
+
+def _connector(address: str, config: ChatConfig) -> Callable[[], RemoteEngine]:
+    """Return what connects to an engine: at an address, or a model's of a server."""
+    token_file = user_path(config.token_file) if config.token_file else None
+    if is_server_url(address):
+        return partial(ModelServer(address, token_file).connect, config.model)
+    return lambda: connect_engine(address, read_token(token_file, address))

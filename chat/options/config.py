@@ -50,6 +50,10 @@ class ChatConfig(Options):
                     f"a {flag_of(name)} text is empty", "leave out the option, or give a text"
                 )
         check_texts(self.texts({}))
+        if self.knowledge_model is not None and self.knowledge is None:
+            raise UsageError("--knowledge-model is for --knowledge", "add --knowledge DIR")
+        if self.knowledge_pooling is not None and self.knowledge_model is None:
+            raise UsageError("--knowledge-pooling is of --knowledge-model", "leave it out")
         if self.variables and self.role is None:
             raise UsageError("-v is for the variables of a role", "add --role NAME")
         if self.no_template and self.template is not None:
@@ -142,7 +146,7 @@ class ChatConfig(Options):
         """
         options = {name: getattr(self, name) for name in SESSION_OPTIONS}
         options |= {name: value for name, value in changes.items() if name in options}
-        for name in ("model", "template"):
+        for name in ("model", "template", "knowledge", "knowledge_model"):
             if options[name] and (path := user_path(options[name])).exists():
                 options[name] = str(path.absolute())
         return {name: value for name, value in options.items() if value not in (None, ())}

@@ -18,6 +18,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before
     """
 
     name = "TIME"
+    rule = "a time such as 90s, 10m, 2h or 7d"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float):
@@ -25,5 +26,5 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value).strip())
         seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
         if not 0 < seconds < _MAX_S:
-            self.fail(f"{shown(value)} is not a time such as 90s, 10m, 2h or 7d", param, ctx)
+            self.fail(f"{shown(value)} is not {self.rule}", param, ctx)
         return seconds

@@ -1,7 +1,7 @@
 """The model and the template that an imported conversation may set.
 
 The file may come from another person. A model or a template that is a path could be any file of
-this machine: its text would enter the prompt.
+this machine: its text would enter the prompt. So would the files of a folder of knowledge.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,10 +16,11 @@ from swiftchat.weights.store import Store
 def imported_settings(
     settings: Mapping[str, Any], store: Store
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings without a model or template that is only a path, and why it is left out.
+    """Return the settings without what could read files of this machine, and why it is left out.
 
-    The model must be installed, under its full name or short name; the template must be built in,
-    or one of that model's own. The values have the right types.
+    A folder of knowledge is left out, and a model or template that is only a path: the model must
+    be installed, under its full name or short name; the template must be built in, or one of that
+    model's own. The values have the right types.
     """
     found, left_out = dict(settings), []
     path: Path | None = None
@@ -30,6 +31,9 @@ def imported_settings(
                 del found[name]
                 left_out.append(f"the model {value!r:.200} is not the name of an installed model")
     for name, value in settings.items():
+        if option_name(name).startswith("knowledge"):
+            del found[name]
+            left_out.append(f"{name} {value!r:.200} is of the machine that wrote the file")
         if option_name(name) == "template" and value not in _templates(store, path):
             del found[name]
             left_out.append(f"the template {value!r:.200} is neither built in nor of its model")

@@ -1,12 +1,14 @@
 """The kinds of options of `swiftchat`, and the types of their values."""
 
 import copy
+import json
 import os
 import re
 from typing import Any, Self
 
 import click
 
+from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, shown
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
@@ -15,6 +17,8 @@ from swiftchat.weights.files.paths import user_path
 MAX_RANKS = 1024
 MAX_AT_A_TIME = 4096  # answers
 _MAX_BITS = 10_000
+# Variables of a chat template that a conversation sets.
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -42,6 +46,13 @@ class UserPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = value if value == "-" else str(user_path(str(value)))
         return super().convert(path, param, ctx)
+
+
+class OptionalPath(UserPath):
+    """A path, or `none`, which is an empty text: it overrides what a file or conversation sets."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return "" if value in ("", "none") else super().convert(value, param, ctx)
 
 
 class Whole(click.IntRange):
@@ -100,6 +111,35 @@ class Colors(click.ParamType):  # type: ignore[type-arg]  # not generic before c
         return str(value)
 
 
+class TemplateArgument(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A variable of a chat template as `KEY=VALUE`."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            parse_argument(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+def parse_argument(text: str) -> tuple[str, Any]:
+    """Return the name and the value of `KEY=VALUE`: JSON, or else the text itself.
+
+    Raises `ValueError` with what is wrong.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"{shown(text)} is not KEY=VALUE, such as enable_thinking=false")
+    if name in OWN_VARIABLES:
+        raise ValueError(f"{name} is set by the conversation")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
 class ChatOption(click.Option):
     """An option whose errors name the place of the value: flag, variable or file.
 
@@ -125,6 +165,8 @@ class ChatOption(click.Option):
                     return value
                 if isinstance(self.type, Number) and self.type.choices:
                     return str(value).lower()
+            case float() if isinstance(self.type, Duration):
+                return f"{value}s"
             case int() | float():
                 # Python writes no more than 4300 digits.
                 if isinstance(self.type, _NUMBERS) and _is_writable(value):

@@ -17,11 +17,14 @@ from swiftchat.chat.options.completion import (
     complete_templates,
     complete_variables,
 )
+from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.option_types import (
     MAX_RANKS,
     Colors,
     ModelOption,
+    OptionalPath,
     RankCount,
+    TemplateArgument,
     TextsOption,
     UserPath,
     Whole,
@@ -36,13 +39,14 @@ from swiftchat.engine.api.params import (
     MAX_LOGPROBS,
     MAX_SAMPLES,
     OVERFLOWS,
+    POOLINGS,
     SPECULATE,
     Range,
 )
 
 _AT_LEAST_1 = Range("between 1 and 2^31 - 1", 1, MAX_COUNT)
 _MAX_THREADS = 4096
-_COMMANDS = ("score", "embed", "batch")
+_COMMANDS = ("score", "embed", "batch", "do")
 _ENGINES = (*_COMMANDS, "serve")
 _MEASURED = (*_ENGINES, "bench")
 
@@ -84,6 +88,30 @@ class Options:
         shell_complete=complete_files,
         help="Put a file or page before the prompt (repeatable).",
     )
+    knowledge: str | None = once(
+        type=OptionalPath(),
+        metavar="DIR|none",
+        is_saved=True,
+        shell_complete=complete_files,
+        help="Put passages of a folder's texts before each question.",
+    )
+    knowledge_tokens: int = option(
+        type=Whole(64, MAX_COUNT),
+        default=1500,
+        metavar="N",
+        help="At most so many tokens of them, and a quarter of the context.",
+    )
+    knowledge_model: str | None = once(
+        metavar="MODEL",
+        is_saved=True,
+        shell_complete=complete_models,
+        help="Find them by embeddings of this model, too, not by words alone.",
+    )
+    knowledge_pooling: str | None = option(
+        type=click.Choice(POOLINGS),
+        is_saved=True,
+        help="Mean (default), sum, or the last one, of its hidden states.",
+    )
     system: str | None = once("-s", commands=("batch",), help="System prompt.")
     system_file: str | None = once(
         type=UserPath(), commands=("batch",), help="Read the system prompt from a file."
@@ -115,8 +143,25 @@ class Options:
     think: str = option(
         type=click.Choice(["auto", "on", "off", "low", "medium", "high", "max"]),
         default="auto",
-        commands=("batch", "serve"),
+        commands=("batch", "do", "serve"),
         help="Let the model think first, or how long: what its template can set.",
+    )
+    reasoning_budget: int | None = number(
+        "End the model's thinking after N tokens; 0: it does not think. -n counts the rest.",
+        "thinking_budget",
+        commands=("batch", "serve"),
+    )
+    reasoning_budget_message: str | None = once(
+        metavar="TEXT",
+        commands=("batch", "serve"),
+        help="Write this at the end of thinking that --reasoning-budget ends.",
+    )
+    template_arg: tuple[str, ...] = many(
+        kind=TextsOption,
+        type=TemplateArgument(),
+        metavar="KEY=VALUE",
+        commands=("batch", "serve"),
+        help="Variable of the chat template, as JSON or text (repeatable).",
     )
 
     continue_: bool = flag(
@@ -160,6 +205,9 @@ class Options:
     temperature: float | None = number(
         "Randomness of the answer; 0 is greedy.", "temp", in_model="temperature"
     )
+    top_n_sigma: float | None = number(
+        "Sample from logits within n standard deviations of the highest; 0 is off."
+    )
     top_k: int | None = number(
         "Sample from the k most probable tokens; 0 is off.", in_model="top_k"
     )
@@ -170,6 +218,12 @@ class Options:
         "Minimum probability relative to the most probable token; 0 is off.", in_model="min_p"
     )
     top_p: float | None = number("Nucleus sampling with probability p; 1 is off.", in_model="top_p")
+    xtc_probability: float | None = number(
+        "How often XTC excludes the most probable tokens; 0 is off."
+    )
+    xtc_threshold: float | None = number(
+        "Least probability of the tokens of which XTC leaves only the last (0.1)."
+    )
     top_p_decay: float | None = number("Multiply top-p by this after each token; 1 is off.")
     top_p_min: float | None = number("Lower bound of top-p with --top-p-decay.")
     top_p_reset: tuple[str, ...] = texts("Text that resets the decay of top-p (repeatable).")
@@ -379,14 +433,19 @@ class Options:
         help="Random weights in this shape; only the tokenizer of a model is used.",
     )
     connect: str | None = option(
-        metavar="HOST:PORT|PATH",
+        metavar="HOST:PORT|PATH|URL",
         commands=_COMMANDS,
-        help="Use a running engine; see swiftchat help hosts.",
+        help="Use a running engine, or a model of serve --openai; see swiftchat help hosts.",
     )
     token_file: str | None = option(
         type=UserPath(), commands=_COMMANDS, help="File with the token of that engine."
     )
+    keep_alive: float | None = option(
+        type=Duration(),
+        commands=_ENGINES,
+        help="Leave the engine running until it is not used for this time: 90s, 10m, 2h.",
+    )
     no_attach: bool = flag(
-        commands=_COMMANDS, help="Load the model even if swiftchat serve has it."
+        commands=_COMMANDS, help="Load the model even if a running engine has it."
     )
     offline: bool = flag(commands=_ENGINES, help="Never use the network.")

@@ -98,7 +98,7 @@ def _record_unclosed(state: StateInline) -> None:
 
 
 def _before(state: StateInline, index: int) -> str:
-    """Return the character before the run of marks at a token."""
+    """Return the character before the run of marks at a token, a blank behind a link."""
     while index and state.tokens[index - 1].content in ("*", "_", "~~"):
         index -= 1
-    return state.tokens[index - 1].content[-1:] if index else ""
+    return (state.tokens[index - 1].content[-1:] if index else "") or " "

@@ -38,7 +38,7 @@ def stats_line(
     return (
         f"{first} · load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens"
         f"{_cached(answer)}, {_per_s(rates['prompt_tps'])} · "
-        f"answer {answer.num_tokens} tokens, {_per_s(rates['completion_tps'])}, "
+        f"answer {_tokens(answer)}, {_per_s(rates['completion_tps'])}, "
         f"finish reason {answer.finish_reason}"
         f"{speculation(answer, info, before=' · speculation: ')}"
         f"{host_sampling(answer, info, before=' · ')}"
@@ -47,9 +47,11 @@ def stats_line(
 
 def running_text(answer: Answer, columns: int) -> str:
     """Return what there is to say below an answer that is generated, as much as fits a row."""
-    speed = answer.tokens_per_s
+    speed, budget = answer.tokens_per_s, answer.params.reasoning_budget
+    thinking = f"thinking {answer.num_reasoning_tokens}"
+    thinking += " tokens" if budget is None else f"/{budget}"
     parts = (
-        f"{answer.num_tokens} tokens",
+        thinking if answer.is_thinking else f"{answer.num_tokens} tokens",
         f"{answer.age_s:.0f} s",
         f"{speed:.1f} tok/s" if speed else "",
         "Ctrl-C stops",
@@ -128,13 +130,19 @@ def answer_rows(answer: Answer, info: EngineInfo | None) -> dict[str, str]:
         percent = 100 * cached // max(1, prompt)
         hits = f"{cached} of {prompt} prompt tokens ({percent} %) were computed before"
     return {
-        "answer": f"{answer.num_tokens} tokens, {_per_s(rates['completion_tps'])}",
+        "answer": f"{_tokens(answer)}, {_per_s(rates['completion_tps'])}",
         "prompt": f"{prompt} tokens, first token after {answer.ttft_s or 0:.2f} s, "
         f"{_per_s(rates['prompt_tps'])}",
         "cache hits": hits + _origins(answer),
         **({"speculation": speculated} if speculated else {}),
         **({"sampling": sampling} if sampling else {}),
     }
+
+
+def _tokens(answer: Answer) -> str:
+    """Return the number of tokens of an answer, and how many of them are reasoning."""
+    thinking = f" ({answer.num_reasoning_tokens} thinking)" if answer.num_reasoning_tokens else ""
+    return f"{answer.num_tokens} tokens{thinking}"
 
 
 def _cached(answer: Answer) -> str:

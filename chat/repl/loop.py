@@ -9,7 +9,7 @@ from pathlib import Path
 from swiftchat.chat.attachments.attachment import Attachment, message_with
 from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.history.autosave import Autosave
-from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import (
@@ -102,6 +102,11 @@ class Repl:
             keyboard=keyboard or Keyboard(),
             toolbox=toolbox or Toolbox([]),
         )
+        if config.knowledge:
+            # Imported here, with SQLite: it would delay the first prompt.
+            from swiftchat.chat.knowledge.knowledge import open_knowledge
+
+            self.state.knowledge = open_knowledge(config)
         self._announcements = Announcements(
             os.environ,
             write,
@@ -133,6 +138,7 @@ class Repl:
             self._announcements.close()
             state.autosave.finish(state.conversation)
             state.close_compared()
+            state.close_knowledge()
             state.chat_model.close()  # /model may have replaced the one that the caller closes
 
     def _greet(self) -> None:
@@ -238,9 +244,30 @@ class Repl:
             message = message[1:]
         elif text.startswith("/") and "\n" not in text.strip():  # a path: no command begins so
             self._hints.show("path")
-        self._turns.send(message_with(self.state.attachments, message), text, edited)
+        message = message_with(self.state.attachments, message)
+        if self.state.knowledge is not None:
+            message = self._with_passages(message, text, edited)
+        self._turns.send(message, text, edited)
         self.state.attachments = []
         return True
+
+    def _with_passages(self, message: str, typed: str, edited: Message | None) -> str:
+        """Return a message with passages of the knowledge; `typed` is the draft without them."""
+        # Imported here: most chats have no knowledge.
+        from swiftchat.chat.knowledge.question import with_passages
+
+        state, conversation = self.state, self.state.conversation
+        assert state.knowledge is not None
+        before = edited.parent if edited is not None else conversation.tip
+        earlier = [one.content for one in conversation.path_to(before) if one.role == "user"]
+        try:
+            with state.keyboard.erasing(state.status.clear):
+                return with_passages(
+                    state.knowledge, state.chat_model, earlier, message, state.status
+                )
+        except (Exception, KeyboardInterrupt):
+            state.draft, state.edited = typed, edited
+            raise
 
     def _run_command(self, text: str) -> bool:
         match run(self.state, text):

@@ -1,6 +1,5 @@
 """Attachments of the next message: files and pages (`/read`), shell output (`!CMD`, `/attach`)."""
 
-import signal
 from collections.abc import Sequence
 
 from swiftchat.chat.attachments.attachment import Attachment
@@ -8,14 +7,10 @@ from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
-from swiftchat.chat.terminal.child import ShellCommand, plain_text
-from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.shell import MAX_OUTPUT, run_shown
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import split_words
-
-_MAX_OUTPUT = 1 << 20  # characters
-_STOP_SIGNALS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGSTOP)
 
 
 def read(state: ChatState, argument: str) -> None:
@@ -68,53 +63,16 @@ def run_shell(state: ChatState, command: str) -> None:
     """Run a shell command on the terminal, and store its output as a text for `/attach`."""
     if not command:
         raise UsageError("! needs a command", "!ls")
-    shown = _Output()
-    with state.keyboard.lent():
-        try:
-            ended = ShellCommand(command, shown.add)
-            state.keyboard.type_again(ended.unread)
-            note = _note(ended.status)
-        except KeyboardInterrupt:
-            note = "interrupted"
-        if shown.text and not shown.text.endswith("\n"):
-            print()
-    if note:
-        print(note)
-    output = plain_text(shown.text)
-    if shown.size > _MAX_OUTPUT:
-        print(f"only the first {_MAX_OUTPUT} of {shown.size} characters are stored")
-    state.shell_output = _shell_output(command, output) if output else None
-    if output:
+    ended = run_shown(command, state.keyboard)
+    if ended.size > MAX_OUTPUT:
+        print(f"only the first {MAX_OUTPUT} of {ended.size} characters are stored")
+    state.shell_output = _shell_output(command, ended.output) if ended.output else None
+    if ended.output:
         print("/attach sends this with the next message")
 
 
 def _shell_output(command: str, output: str) -> Attachment:
     return Attachment(f"$ {command}", output, hidden_text_notes("the output", output))
-
-
-class _Output:
-    """The beginning of an output, and the number of all its characters."""
-
-    def __init__(self) -> None:
-        self.text, self.size = "", 0
-
-    def add(self, text: str) -> None:
-        """Show a piece on the terminal as it is."""
-        write(text)
-        self.text += text[: max(0, _MAX_OUTPUT - self.size)]
-        self.size += len(text)
-
-
-def _note(status: int) -> str:
-    """Return what to tell about the exit status of a shell command."""
-    number = status - 128
-    if number == signal.SIGINT:
-        return "interrupted"
-    if number in _STOP_SIGNALS:
-        return "stopped, and ended: a stopped command cannot go on here"
-    if number in set(signal.Signals):
-        return f"ended by {signal.Signals(number).name}"
-    return f"exit status {status}" if status else ""
 
 
 def attach(state: ChatState, argument: str) -> None:

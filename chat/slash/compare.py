@@ -60,4 +60,4 @@ def _fits(state: ChatState, model: "Model") -> bool:
     status = state.status
     with status.waiting("loading the model"):
         info = state.chat_model.wait_ready(status.show_progress)
-    return fits_beside(model, info, state.config.kv_dtype)
+    return fits_beside(model, [info], state.config.kv_dtype)

@@ -17,6 +17,7 @@ from swiftchat.chat.slash.attach import ATTACH_COMMANDS
 from swiftchat.chat.slash.branches import BRANCH_COMMANDS
 from swiftchat.chat.slash.command import Command, Next
 from swiftchat.chat.slash.find import FIND_COMMANDS
+from swiftchat.chat.slash.knowledge import KNOWLEDGE_COMMANDS
 from swiftchat.chat.slash.models import MODEL_COMMANDS
 from swiftchat.chat.slash.output_format import OUTPUT_FORMAT_COMMANDS
 from swiftchat.chat.slash.roles import ROLE_COMMANDS
@@ -86,7 +87,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "This chat": _CHAT_COMMANDS,
     "Answers": (*ANSWER_COMMANDS, *OUTPUT_FORMAT_COMMANDS),
     "Turns and branches": BRANCH_COMMANDS,
-    "Attachments": ATTACH_COMMANDS,
+    "Attachments": (*ATTACH_COMMANDS, *KNOWLEDGE_COMMANDS),
     "Conversations": (*FIND_COMMANDS, *SESSION_COMMANDS),
     "Settings": SETTINGS_COMMANDS,
     "Models and tools": (*MODEL_COMMANDS, *ADAPTER_COMMANDS, *TOOL_COMMANDS, *ROLE_COMMANDS),

@@ -7,8 +7,9 @@ import sys
 from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation
 from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
-from swiftchat.chat.history.transcript import as_json, as_markdown, author, write_file
+from swiftchat.chat.history.transcript import author, write_file
 from swiftchat.chat.options.chat_options import sampling_changes, saved_settings
+from swiftchat.chat.render.export import FORMATS, format_of
 from swiftchat.chat.render.style import is_dumb
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
@@ -106,6 +107,8 @@ def resume(state: ChatState, argument: str) -> None:
     model = settings.get("model")
     if model not in (None, state.chat_model.settings["model"]):
         print(sanitize(f"this conversation used {model}; /model {model} switches to it"))
+    if (folder := settings.get("knowledge")) != state.chat_model.settings.get("knowledge"):
+        print(sanitize(f"this conversation used /knowledge {shlex.quote(folder or 'none')}"))
     show_end(state)
 
 
@@ -128,11 +131,10 @@ def export(state: ChatState, argument: str) -> None:
     is_forced = argument.startswith("--force ")
     name = argument.removeprefix("--force ").strip()
     file = only_path(name, "/export") if name else ""
-    formats = {".md": as_markdown, ".json": as_json}
-    to_text = next((formats[suffix] for suffix in formats if file.endswith(suffix)), None)
-    if to_text is None:
-        raise UsageError("/export needs a file that ends in .md or .json", "/export talk.md")
-    write_file(file, to_text(state.conversation), force=is_forced)
+    file_format = format_of(file)
+    if file_format is None:
+        raise UsageError("/export needs a file that ends in .md, .html or .json", "/export talk.md")
+    write_file(file, FORMATS[file_format](state.conversation), force=is_forced)
     print(sanitize(f"written to {user_path(file)}"))
 
 
@@ -194,8 +196,9 @@ SESSION_COMMANDS = (
     Command(
         "/export",
         "[--force] FILE",
-        "write this conversation to FILE.md or FILE.json",
+        "write this conversation to FILE.md, FILE.html or FILE.json",
         export,
-        details="FILE.md has the current branch, FILE.json all branches. --force replaces a file.",
+        details="FILE.md and FILE.html have the current branch, FILE.json all branches.\n"
+        "FILE.html needs no other file. --force replaces a file.",
     ),
 )

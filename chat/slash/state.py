@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.history.autosave import Autosave
@@ -16,6 +17,9 @@ from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.toolbox import Toolbox
 
+if TYPE_CHECKING:
+    from swiftchat.chat.knowledge.knowledge import Knowledge
+
 
 @dataclass
 class ChatState:
@@ -24,7 +28,7 @@ class ChatState:
     `attachments` precede the next message. `draft` is the initial text of the next input line, in
     which `edited` is changed, a message of the path. `shell_output` is the output of the last
     `!CMD`, for `/attach`. `keyboard` is lent to programs that use the terminal. `compared` is the
-    other model of `/compare`.
+    other model of `/compare`. `knowledge` has the passages that precede questions.
     """
 
     chat_model: ChatModel
@@ -41,6 +45,7 @@ class ChatState:
     keyboard: Keyboard = field(default_factory=Keyboard)
     toolbox: Toolbox = field(default_factory=lambda: Toolbox([]))
     compared: ChatModel | None = None
+    knowledge: "Knowledge | None" = None
 
     def open(self, conversation: Conversation) -> None:
         """Save the current conversation and replace it by another."""
@@ -71,6 +76,12 @@ class ChatState:
         if self.compared is not None:
             self.compared.close()
             self.compared = None
+
+    def close_knowledge(self) -> None:
+        """Close the index of the knowledge, and end its model."""
+        if self.knowledge is not None:
+            self.knowledge.close()
+            self.knowledge = None
 
     def count_context(self) -> None:
         """Set the token counts of the tip, which no model has written, for the context bar."""

@@ -1,4 +1,4 @@
-"""`swiftchat cache`: the KV caches of conversations on the disk."""
+"""`swiftchat cache`: the KV caches of conversations and the indexes of knowledge on the disk."""
 
 import json
 from dataclasses import asdict
@@ -62,6 +62,12 @@ def list_caches(as_json: bool) -> None:
 
 @cache.command()
 def clear() -> None:
-    """Remove all caches; conversations stay, and are computed again when they continue."""
-    num_files, num_bytes = KVFolder(user_kv_folder()).clear()
+    """Remove all caches; conversations stay, and are computed again when they continue.
+
+    The indexes of --knowledge are removed, too, and made again when they are used.
+    """
+    from swiftchat.chat.knowledge.index import clear_indexes
+
+    removed = [KVFolder(user_kv_folder()).clear(), clear_indexes()]
+    num_files, num_bytes = (sum(counts) for counts in zip(*removed, strict=True))
     print_notice(f"removed {num_files} files, {format_bytes(num_bytes)}")

@@ -10,14 +10,17 @@ from swiftchat.chat.history.listing import Column, print_table
 from swiftchat.chat.terminal.amounts import format_duration
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.attach import RunningEngine, connect, running_engines
+from swiftchat.engine.api.protocol import EngineStatus
 from swiftchat.engine.api.runtime_folder import RuntimeFolder
 from swiftchat.errors import UsageError
 
 _COLUMNS = (
     Column("NAME", is_shortened=True),
     Column("PID"),
-    Column("MEMORY", left_out=3),
-    Column("IDLE", left_out=4),
+    Column("DEVICE", left_out=3, is_shortened=True),
+    Column("MEMORY", left_out=5),
+    Column("IDLE", left_out=6),
+    Column("ENDS", left_out=4),
     Column("TERMINALS", left_out=1),
     Column("ADDRESS", left_out=2),
 )
@@ -26,7 +29,7 @@ _COLUMNS = (
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ps(as_json: bool) -> None:
-    """List the engines that swiftchat serve has started."""
+    """List the engines that swiftchat serve has started or a chat has left with --keep-alive."""
     engines = running_engines(RuntimeFolder())
     if as_json:
         rows = [
@@ -89,11 +92,22 @@ def _row(engine: RunningEngine) -> tuple[str, ...]:
 
     status = engine.status
     if status is None:
-        return (engine.socket.stem, "?", "?", "no answer", "?", str(engine.socket))
+        unknown = ("?", "?", "?", "no answer", "?", "?")
+        return (engine.socket.stem, *unknown, str(engine.socket))
     memory = format_bytes(status.memory_bytes)
     if not status.device.startswith("cpu"):
         memory += f" + {format_bytes(status.device_bytes)} GPU" if status.device else ""
     idle = format_duration(status.idle_s) if status.idle_s else "computing"
     address = status.endpoint or str(engine.socket)
-    cells = (status.name, str(status.pid), memory, idle if status.device else "loading")
-    return (*cells, str(status.num_terminals), address)
+    cells = (status.name, str(status.pid), status.device.partition(",")[0] or "?", memory)
+    state = idle if status.device else "loading"
+    return (*cells, state, _end(status), str(status.num_terminals), address)
+
+
+def _end(status: EngineStatus) -> str:
+    """Say when an engine ends by itself."""
+    if status.keep_alive_s is None:
+        return "when stopped"
+    if status.ends_in_s is None:
+        return f"{format_duration(status.keep_alive_s)} after use"
+    return f"in {format_duration(status.ends_in_s)}"

@@ -17,6 +17,7 @@ from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.option_types import UserPath, Whole
+from swiftchat.chat.render.export import FORMATS, format_of
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -129,16 +130,19 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(["md", "json"]),
+    type=click.Choice(tuple(FORMATS)),
     help="Format; default: from the name of FILE.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def export(id_or_name: str, file: str, file_format: str | None, force: bool) -> None:
-    """Write a conversation to FILE.md, FILE.json or stdout; JSON includes all branches."""
-    file_format = file_format or ("json" if file.endswith(".json") else "md")
+    """Write a conversation to FILE.md, FILE.html, FILE.json or stdout.
+
+    Markdown and HTML have the current branch, JSON all branches.
+    """
+    file_format = file_format or format_of(file) or "md"
     with open_store() as store:
         conversation = store.load(store.find(id_or_name))
-    text = as_json_text(conversation) if file_format == "json" else as_markdown(conversation)
+    text = FORMATS[file_format](conversation)
     if file == "-":
         print(sanitize(text) if sys.stdout.isatty() else text, end="")
     else:

@@ -56,7 +56,7 @@ class AnswerSaver:
             self._message.params = {
                 name: value
                 for name, value in params.items()
-                if value is not None and not isinstance(value, tuple)
+                if isinstance(value, bool | int | float | str)
             }
         self._message.content = self._prefix + self._answer.text
         self._message.reasoning = self._answer.reasoning

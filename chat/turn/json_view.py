@@ -125,6 +125,7 @@ class JsonView(TextView):
                 "restored_tokens": result.restored_tokens if result else 0,
                 "swapped_tokens": result.swapped_tokens if result else 0,
                 "completion_tokens": answer.num_tokens,
+                "reasoning_tokens": answer.num_reasoning_tokens,
                 "dropped_tokens": answer.num_left_out + answer.num_slid,
                 "context_used": answer.num_prompt_tokens + answer.num_tokens - answer.num_slid,
                 "context_size": self._info.ctx_size_tokens,

@@ -71,6 +71,8 @@ def answer_prompt(
     """Answer the last message with the model of the view, and return the exit code."""
     chat_model = view.chat_model
     chat_model.prepare()
+    if chat_model.config.knowledge:
+        _add_passages(view, conversation)
     conversation.settings = without_lengths(chat_model.settings, conversation.settings)
     autosave.open()  # while the engine loads
     end = Turn(view, conversation, autosave, toolbox, next_answer).run()
@@ -79,6 +81,20 @@ def answer_prompt(
     limit = end.answer.limit
     is_incomplete = limit == "context" or (limit is not None and view.is_json)
     return ContextOverflow.exit_code if is_incomplete else 0
+
+
+def _add_passages(view: TextView, conversation: Conversation) -> None:
+    """Put passages of the knowledge before the question."""
+    # Imported here, with SQLite: most prompts need none of it.
+    from swiftchat.chat.knowledge.knowledge import open_knowledge
+    from swiftchat.chat.knowledge.question import with_passages
+
+    with open_knowledge(view.chat_model.config) as knowledge:
+        *before, question = conversation.messages
+        earlier = [one.content for one in before if one.role == "user"]
+        question.content = with_passages(
+            knowledge, view.chat_model, earlier, question.content, view.status
+        )
 
 
 class OneShot:

@@ -14,7 +14,7 @@ from swiftchat.engine.adapters.adapter_set import SetBuilder
 from swiftchat.engine.adapters.tuned_forward import tuned_forward
 from swiftchat.engine.adapters.virtual_tokens import store_virtual, virtual_tokens
 from swiftchat.engine.api.tuning import Tuning
-from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.decode_graphs import DecodeGraphs
 from swiftchat.engine.linear.adapted import AdapterSet, Selection
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -60,7 +60,7 @@ class Tunings:
     """Loads what requests name, and computes the batches whose sequences use it.
 
     Batches without any run on `decoder` as before. Loaded sets stay in memory until others need
-    their place. `runner` captures the decode steps of a GPU, None: it captures none with adapters.
+    their place. `graphs` are the captured decode steps of a GPU, None: none have adapters.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Tunings:
         shard: Shard,
         checkpoint: Checkpoint | None,
         device: torch.device,
-        runner: GraphRunner | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._base, self._cache, self._shard = decoder, cache, shard
-        self._runner, self._device = runner, device
+        self._graphs, self._device = graphs, device
         self._builder = SetBuilder(shard, checkpoint, decoder.weights.dtype, device)
         self.selection = Selection([None] * MAX_SETS)
         self._tuned = tuned_forward(decoder, cache, self.selection)
@@ -206,8 +206,8 @@ class Tunings:
 
     def _put(self, number: int, adapters: AdapterSet | None) -> None:
         self.selection.sets[number] = None  # until all of it is there
-        if self._runner is not None:
-            self._runner.put_adapters(number, adapters, MAX_SETS)
+        if self._graphs is not None:
+            self._graphs.put_adapters(number, adapters, MAX_SETS)
         self._tuned.put(number, adapters)
         self.selection.sets[number] = adapters
 

@@ -14,7 +14,7 @@ from typing import Self
 
 import platformdirs
 
-from swiftchat.errors import DeviceError, UsageError
+from swiftchat.errors import DeviceError, FileSystemError, UsageError
 from swiftchat.weights.files.paths import user_path
 
 _PROBE_S = 1.0
@@ -93,6 +93,20 @@ class Address:
     def token_file(self) -> Path:
         """The default token file of an engine that listens at this port."""
         return platformdirs.user_state_path("swiftchat") / f"engine-{self.port}.token"
+
+
+def write_token(file: Path, token: str) -> None:
+    """Write a new file that only this user can read, replacing an existing one.
+
+    Raises `FileSystemError`.
+    """
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.touch(0o600, exist_ok=False)
+        file.write_text(token + "\n")
+    except OSError as error:
+        raise FileSystemError(f"cannot write the token to {file}: {error.strerror}") from error
 
 
 def set_tcp_options(connected: socket.socket) -> None:

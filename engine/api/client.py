@@ -71,10 +71,12 @@ class Generation:
 class EngineConnection(Protocol):
     """A client's connection to an engine: `LocalEngine` or `RemoteEngine`.
 
-    `connection` sends and receives messages over `socket`.
+    `connection` sends and receives messages over `socket`. Other terminals can attach to the engine
+    at `socket_path`, if it has one.
     """
 
     socket: socket.socket
+    socket_path: Path | None
     connection: "Connection"
 
     def check(self, is_ready: bool, received: bool) -> DeviceError | None:
@@ -152,6 +154,16 @@ class EngineClient:
         if not isinstance(self._engine, LocalEngine):
             raise ValueError("a remote engine is no child of this process")
         return self._engine.pid
+
+    @property
+    def socket_path(self) -> Path | None:
+        """The Unix socket at which other terminals can attach to the engine, if there is one."""
+        return self._engine.socket_path
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine has ended, or cannot answer any more."""
+        return self._failure is not None
 
     @property
     def info(self) -> EngineInfo | None:

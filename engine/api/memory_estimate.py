@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Self
 
 from swiftchat.cuda.packed_layout import packed_bytes, packed_group_size
-from swiftchat.engine.api.tile_layout import BLOCK_TYPES, TileLayout, block_layout, scheme_bytes
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout, scheme_bytes
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import shape_by_place, tensor_name
@@ -17,10 +19,10 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8,
     Int8Groups,
-    Mxfp4Experts,
-    QuantizedExperts,
+    Mxfp4,
     QuantizedMatrix,
     Scheme,
+    Spans,
     sliced_group_size,
 )
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
@@ -30,8 +32,8 @@ RESERVED_FRACTION = 0.15
 
 _PACKED = QUANTIZABLE | {"embed", "lm_head"}
 _DEQUANTIZED = frozenset({"kv_b"})  # used in parts, see `engine.reference.latent_attention`
-_KERNEL_SCHEMES: Mapping[type[QuantizedMatrix | QuantizedExperts], str] = MappingProxyType(
-    {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
+_KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
+    {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8", Mxfp4: "MXFP4"}
 )
 
 
@@ -73,8 +75,7 @@ def _token_bytes(rows: int, width: int, item_bytes: int, kv_dtype: str) -> int:
 
 def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
     """Return the schemes of the tensors that can stay quantized, by name."""
-    sources = ((name, tensor.packed or tensor.packed_experts) for name, tensor in packed.items())
-    return {name: source.scheme for name, source in sources if source is not None}
+    return {name: own.packed.scheme for name, own in packed.items() if own.packed is not None}
 
 
 def plain_weight_bytes(shard: Shard, item_bytes: int) -> int:
@@ -85,26 +86,22 @@ def plain_weight_bytes(shard: Shard, item_bytes: int) -> int:
 def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int) -> int:
     """Return the bytes of a rank's weights when our CUDA kernels run the model.
 
-    `schemes` is by Hugging Face tensor name. MXFP4 experts stay packed for 16-bit activations
-    unless ranks divide them. Matrices stay quantized if the kernels support their scheme and size;
-    all other weights take `item_bytes` an element.
+    `schemes` is by Hugging Face tensor name. Matrices stay quantized if the kernels support their
+    scheme and size; all other weights take `item_bytes` an element.
     """
     shape_of, total = shape_by_place(shard.config), 0
     for place, tensor_slice in shard.own_tensors():
         shape = tensor_slice.shape(shape_of(*place[:2]))
         scheme = schemes.get(tensor_name(shard.config, *place))
-        kernel_scheme = None
-        if scheme is not None and scheme.matrix_type is Mxfp4Experts:
-            if shard.size == 1 and item_bytes == 2:
-                total += math.prod(shape) * 17 // 32
-                continue
-        elif scheme is not None and place[0] in _PACKED:
-            kernel_scheme = _kernel_scheme(scheme, tensor_slice, shape)
-        if kernel_scheme is None:
+        found = None
+        if scheme is not None and (place[0] in _PACKED or len(shape) == 3):
+            matrix = _Matrix.of(tensor_slice, shape)
+            found = _kernel_scheme(scheme, matrix)
+        if found is None:
             total += math.prod(shape) * item_bytes
         else:
-            name, group_size = kernel_scheme
-            total += packed_bytes(name, shape[0], shape[1], group_size)
+            name, group_size = found
+            total += matrix.count * packed_bytes(name, matrix.rows, matrix.columns, group_size)
     return total
 
 
@@ -119,18 +116,10 @@ def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_byte
         shape = tensor_slice.shape(shape_of(*place[:2]))
         tensor = stored.get(tensor_name(shard.config, *place))
         packed = None
-        if tensor is not None and tensor.packed_experts is not None:
-            packed = _mxfp4_bytes(shape, item_bytes) if shard.size == 1 else None
-        elif tensor is not None and place[0] not in _DEQUANTIZED:
+        if tensor is not None and place[0] not in _DEQUANTIZED:
             packed = _tiles_bytes(tensor, tensor_slice, shape, item_bytes)
         total += math.prod(shape) * item_bytes if packed is None else packed
     return total
-
-
-def _mxfp4_bytes(shape: tuple[int, ...], item_bytes: int) -> int | None:
-    """Return the bytes of MXFP4 experts [experts, columns, rows] for the CPU; None: dequantized."""
-    experts, columns, rows = shape
-    return experts * TileLayout(8, columns, 32, False).nbytes(rows) if item_bytes == 2 else None
 
 
 def _tiles_bytes(
@@ -139,30 +128,47 @@ def _tiles_bytes(
     """Return the bytes of a matrix in the layout of the CPU kernels; None: it is dequantized."""
     if tensor.read_blocks is None and tensor.packed is None:
         return None
-    rows, cols = shape
+    matrix = _Matrix.of(tensor_slice, shape)
     exact = item_bytes == 4
+    nbytes = None
     if tensor.read_blocks is not None and tensor.format in BLOCK_TYPES:
-        return block_layout(tensor.format, cols, exact=exact).nbytes(rows)
-    if tensor.packed is None:
-        return None
-    scheme = _sliced(tensor.packed.scheme, tensor_slice, cols)
-    return scheme_bytes(scheme, rows, cols, exact=exact)
+        nbytes = block_layout(tensor.format, matrix.columns, exact=exact).nbytes(matrix.rows)
+    elif tensor.packed is not None:
+        scheme = matrix.sliced(tensor.packed.scheme)
+        nbytes = scheme_bytes(scheme, matrix.rows, matrix.columns, exact=exact)
+    return None if nbytes is None else matrix.count * nbytes
 
 
-def _kernel_scheme(
-    scheme: Scheme, tensor_slice: TensorSlice, shape: tuple[int, ...]
-) -> tuple[str, int] | None:
+@dataclass(frozen=True)
+class _Matrix:
+    """The slice of a matrix, or `count` matrices of experts in one tensor, by a slice of columns.
+
+    `spans` are those of the columns; None: all of them.
+    """
+
+    count: int
+    rows: int
+    columns: int
+    spans: Spans | None
+
+    @classmethod
+    def of(cls, tensor_slice: TensorSlice, shape: tuple[int, ...]) -> Self:
+        """Return the slice of shape [rows, columns], or of experts [experts, columns, rows]."""
+        count, rows, columns = (1, *shape) if len(shape) == 2 else (shape[0], shape[2], shape[1])
+        return cls(count, rows, columns, tensor_slice.spans if tensor_slice.axis == 1 else None)
+
+    def sliced(self, scheme: Scheme) -> Scheme:
+        """Return the scheme of the slice."""
+        size = scheme.group_size
+        if size and self.spans is not None:
+            size = sliced_group_size(size, self.spans)
+        # The single group of a row of floats is a scale of the row.
+        is_row_scale = scheme.matrix_type is Float8 and size == self.columns
+        return scheme._replace(group_size=0 if is_row_scale else size)
+
+
+def _kernel_scheme(scheme: Scheme, matrix: _Matrix) -> tuple[str, int] | None:
     """Return the kernels' name of a scheme and the group size; None for a dequantized matrix."""
-    name, columns = _KERNEL_SCHEMES[scheme.matrix_type], shape[1]
-    size = packed_group_size(name, columns, _sliced(scheme, tensor_slice, columns).group_size)
+    name = _KERNEL_SCHEMES[scheme.matrix_type]
+    size = packed_group_size(name, matrix.columns, matrix.sliced(scheme).group_size)
     return None if size is None else (name, size)
-
-
-def _sliced(scheme: Scheme, tensor_slice: TensorSlice, columns: int) -> Scheme:
-    """Return the scheme of a slice with so many columns."""
-    size = scheme.group_size
-    if size and tensor_slice.axis == 1:
-        size = sliced_group_size(size, tensor_slice.spans)
-    # The single group of a row of floats is a scale of the row.
-    is_row_scale = scheme.matrix_type is Float8 and size == columns
-    return scheme._replace(group_size=0 if is_row_scale else size)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from sys import float_info
 from typing import Any, Literal, Self
 
+from swiftchat.engine.api.reasoning import ReasoningMarkers
 from swiftchat.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -107,12 +108,14 @@ class ServeConfig:
     `socket` is the path of a Unix socket, `name` the model's name for these terminals.
     `keep_alive_s`: the engine ends when no terminal has used it for this time; None is never.
     `endpoint` is the URL of the HTTP endpoint in front of the engine, shown by `swiftchat ps`.
+    `stays`: it does not end with the terminal that started it, which is a terminal as others.
     """
 
     socket: str
     name: str
     keep_alive_s: float | None = None
     endpoint: str | None = None
+    stays: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)
@@ -152,6 +155,9 @@ SAMPLING_RANGES = {
     "top_p_min": Range("between 0 and 1", 0, 1),
     "min_p": Range("between 0 and 1", 0, 1),
     "typical_p": _FRACTION,
+    "top_n_sigma": Range("between 0 and 100", 0, 100),
+    "xtc_probability": Range("between 0 and 1", 0, 1),
+    "xtc_threshold": _FRACTION,
     "repeat_penalty": Range("between 0.01 and 100", 0.01, 100),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
@@ -163,6 +169,7 @@ SAMPLING_RANGES = {
     "seed": Range("between 0 and 2^64 - 1", 0, 2**64 - 1),
     "min_tokens": _COUNT,
     "max_tokens": _COUNT,
+    "reasoning_budget": _COUNT,
     "logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
     "prompt_logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
     "overflow_keep": _COUNT,
@@ -179,8 +186,9 @@ class SamplingParams:
     """Sampling of the next token, and the conditions that end a generation.
 
     The order of the controls, and what each does: docs/decoding.md. `temperature` 0 is greedy;
-    `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_p_decay` 1, `dry_multiplier` 0,
-    `no_repeat_ngram` 0 and a penalty of 1 (repeat) or 0 (others) are off.
+    `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_n_sigma` 0, `xtc_probability` 0,
+    `top_p_decay` 1, `dry_multiplier` 0, `no_repeat_ngram` 0 and a penalty of 1 (repeat) or 0
+    (others) are off.
     `repeat_last_n`: the penalties count only the last n tokens; -1 is all.
     `logit_bias`: pairs (id, number added to its logit), each id once.
     `bad_words`: sequences of ids that are never completed.
@@ -188,6 +196,8 @@ class SamplingParams:
     `seed` None is a random one; the engine reports the seed it used. Generation ends after any of
     `stop_ids`, which is not returned, and not before `min_tokens`. `max_tokens` None means up to
     the end of the context.
+    `reasoning_budget` is the most tokens of reasoning, which has the markers `reasoning`; then the
+    engine ends it. With both, `max_tokens` counts only the tokens after the reasoning.
     `logprobs` requests each token's logprob and the given number of top logprobs (at most
     MAX_LOGPROBS; None is off), `prompt_logprobs` the same for the prompt's tokens but the first.
     They do not change the sampled tokens.
@@ -215,6 +225,9 @@ class SamplingParams:
     top_p_reset_ids: tuple[int, ...] = ()
     min_p: float = 0.0
     typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -229,6 +242,8 @@ class SamplingParams:
     seed: int | None = None
     min_tokens: int = 0
     max_tokens: int | None = None
+    reasoning_budget: int | None = None
+    reasoning: ReasoningMarkers | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop_ids: tuple[int, ...] = ()
@@ -317,7 +332,9 @@ class SamplingParams:
             "dry_multiplier": self.dry_multiplier > 0,
             "no_repeat_ngram": self.no_repeat_ngram > 0,
             "bad_words": any(len(word) > 1 for word in self.bad_words),
+            "top_n_sigma": self.top_n_sigma > 0 and self.temperature > 0,
             "typical_p": self.typical_p < 1 and self.temperature > 0,
+            "xtc_probability": self.xtc_probability > 0 and self.temperature > 0,
             "top_p_decay": self.top_p_decay < 1 and self.temperature > 0,
         }
         return tuple(name for name, is_used in in_use.items() if is_used)
@@ -348,7 +365,10 @@ class SamplingParams:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Self:
-        return cls(**{name: _as_tuples(value) for name, value in wire.items()})
+        values = {name: _as_tuples(value) for name, value in wire.items()}
+        if (markers := values["reasoning"]) is not None:
+            values["reasoning"] = ReasoningMarkers.from_wire(markers)
+        return cls(**values)
 
 
 def _contradiction(params: SamplingParams, smaller: str, larger: str) -> UsageError:
@@ -370,6 +390,7 @@ def _check_beams(params: SamplingParams, beams: int) -> None:
         "overflow sliding": params.overflow == "sliding",
         f"speculate {params.speculate}": params.speculate not in ("auto", "off"),
         "an embedding": params.pooling is not None,
+        f"reasoning_budget {params.reasoning_budget}": params.reasoning_budget is not None,
     }
     for other, is_given in others.items():
         if is_given:

@@ -55,10 +55,11 @@ class EngineInfo:
     `load_s` is the time from the `load` message to readiness, without the start of Python and
     torch. Bytes are those of one rank of each stage, summed over the `pp` stages. `table_bytes`
     is the part of `weights_bytes` in embeddings that are not also the LM head: a decode step
-    reads only one row of them per token. `workspace_bytes` is the memory of the activations of
-    the native CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless
-    an answer uses one of `SamplingParams.host_controls`. `note` is for the user, for example why a
-    GPU is not used.
+    reads only one row of them per token; `expert_bytes` is the part in routed experts, of which a
+    token reads the chosen ones. `workspace_bytes` is the memory of the activations of the native
+    CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless an answer
+    uses one of `SamplingParams.host_controls`. `note` is for the user, for example why a GPU is
+    not used.
     """
 
     device: str
@@ -74,6 +75,7 @@ class EngineInfo:
     pp: int = 1
     kv_dtype: str = "auto"
     table_bytes: int = 0
+    expert_bytes: int = 0
     workspace_bytes: int = 0
     replays_steps: bool = False
     note: str = ""
@@ -92,8 +94,9 @@ class EngineStatus:
     """A running engine as `swiftchat ps` shows it.
 
     `memory_bytes` is the main memory of all its processes. `idle_s` is the time since it last
-    computed, 0 while it does. `device` is empty and `device_bytes` (weights and KV cache) 0 until
-    the model is loaded.
+    computed or a terminal left, 0 while it computes. `ends_in_s` is the time after which it ends if
+    nobody uses it, None if it does not. `device` is empty and `device_bytes` (weights and KV cache)
+    0 until the model is loaded.
     """
 
     name: str
@@ -105,6 +108,7 @@ class EngineStatus:
     device_bytes: int = 0
     ctx_size_tokens: int = 0
     keep_alive_s: float | None = None
+    ends_in_s: float | None = None
     endpoint: str | None = None
 
     def to_wire(self) -> Message:

@@ -39,7 +39,7 @@ class RemoteEngine:
         answer_s: float = _ANSWER_S,
         restart_hint: str = protocol.REMOTE_RESTART_HINT,
     ) -> None:
-        self.address = address
+        self.address, self.socket_path = address, address.path
         self._answer_s, self._restart_hint = answer_s, restart_hint
         self._silent_checks = 0
         try:
@@ -104,10 +104,13 @@ class RemoteEngine:
             while True:
                 wire.receive(self.connection)
 
-    def start_session(self) -> None:
-        """Have the engine send its state and accept requests."""
+    def start_session(self, keep_alive_s: float | None = None) -> None:
+        """Have the engine send its state and accept requests.
+
+        One that ends without use stays at least `keep_alive_s`.
+        """
         with contextlib.suppress(OSError):  # it has ended; the reader thread reports that
-            wire.send(self.connection, {"type": "begin"})
+            wire.send(self.connection, {"type": "begin", "keep_alive_s": keep_alive_s})
 
     def _fetch(self, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -6,21 +6,24 @@ The layout is that of engine/cpu/kernels/matrix.h.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Scheme
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Scheme
+
+Values = Literal["int4", "int8", "mxfp4"]
 
 _TILE_ROWS, _BLOCK_COLS, _ALIGNMENT_BYTES = 16, 32, 64
 
 
 @dataclass(frozen=True)
 class TileLayout:
-    """Values of 4 or 8 bits, with a scale and maybe a minimum for each group of columns.
+    """Quantized values, with a scale and maybe a minimum for each group of columns.
 
     `group_cols` 0: a scale for each row only. Scales and minimums are fp16, or fp32 if
-    `wide_tables`.
+    `wide_tables`; those of MXFP4 are e8m0.
     """
 
-    value_bits: int
+    values: Values
     cols: int
     group_cols: int
     has_minimum: bool
@@ -30,12 +33,13 @@ class TileLayout:
     def table_bytes(self) -> int:
         """Bytes of a tile's scales, or of its minimums."""
         num_groups = -(-self.cols // self.group_cols) if self.group_cols else 0
-        nbytes = num_groups * _TILE_ROWS * (4 if self.wide_tables else 2)
+        entry_bytes = 1 if self.values == "mxfp4" else 4 if self.wide_tables else 2
+        nbytes = num_groups * _TILE_ROWS * entry_bytes
         return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     @property
     def tile_bytes(self) -> int:
-        block_bytes = _TILE_ROWS * _BLOCK_COLS * self.value_bits // 8
+        block_bytes = _TILE_ROWS * _BLOCK_COLS // (1 if self.values == "int8" else 2)
         tables = 2 if self.has_minimum else 1
         return tables * self.table_bytes + -(-self.cols // _BLOCK_COLS) * block_bytes
 
@@ -44,21 +48,22 @@ class TileLayout:
         return -(-rows // _TILE_ROWS) * self.tile_bytes
 
 
-# Of ggml blocks: bits of a value, columns of a group, whether there are minimums.
-_BLOCK_LAYOUTS: Mapping[str, tuple[int, int, bool]] = MappingProxyType(
+# Of ggml blocks: values, columns of a group, whether there are minimums.
+_BLOCK_LAYOUTS: Mapping[str, tuple[Values, int, bool]] = MappingProxyType(
     {
-        "Q4_0": (4, 32, False),
-        "Q4_1": (4, 32, True),
-        "Q5_0": (8, 32, False),
-        "Q5_1": (8, 32, True),
-        "Q8_0": (8, 32, False),
-        "IQ4_NL": (8, 32, False),
-        "Q2_K": (4, 16, True),
-        "Q3_K": (4, 16, False),
-        "Q4_K": (4, 32, True),
-        "Q5_K": (8, 32, True),
-        "Q6_K": (8, 16, False),
-        "IQ4_XS": (8, 32, False),
+        "Q4_0": ("int4", 32, False),
+        "Q4_1": ("int4", 32, True),
+        "Q5_0": ("int8", 32, False),
+        "Q5_1": ("int8", 32, True),
+        "Q8_0": ("int8", 32, False),
+        "IQ4_NL": ("int8", 32, False),
+        "Q2_K": ("int4", 16, True),
+        "Q3_K": ("int4", 16, False),
+        "Q4_K": ("int4", 32, True),
+        "Q5_K": ("int8", 32, True),
+        "Q6_K": ("int8", 16, False),
+        "IQ4_XS": ("int8", 32, False),
+        "MXFP4": ("mxfp4", 32, False),
     }
 )
 BLOCK_TYPES = frozenset(_BLOCK_LAYOUTS)
@@ -71,9 +76,9 @@ def block_layout(type_name: str, cols: int, *, exact: bool) -> TileLayout:
 
     With `exact` scales and minimums are not rounded to fp16.
     """
-    value_bits, group_cols, has_minimum = _BLOCK_LAYOUTS[type_name]
+    values, group_cols, has_minimum = _BLOCK_LAYOUTS[type_name]
     is_wide = exact and type_name in PRODUCT_TYPES
-    return TileLayout(value_bits, cols, group_cols, has_minimum, is_wide)
+    return TileLayout(values, cols, group_cols, has_minimum, is_wide)
 
 
 def group_cols(group_size: int, cols: int) -> int | None:
@@ -99,7 +104,7 @@ def scheme_bytes(scheme: Scheme, rows: int, cols: int, *, exact: bool) -> int | 
     Not all matrices have minimums, or scales that fp16 cannot hold.
     """
     if scheme.matrix_type is Int8:
-        return TileLayout(8, cols, 0, has_minimum=False).nbytes(rows) + 4 * rows
+        return TileLayout("int8", cols, 0, has_minimum=False).nbytes(rows) + 4 * rows
     if scheme.matrix_type is Float8:
         if not float_groups_fit(scheme.group_size, cols):
             return None
@@ -107,5 +112,7 @@ def scheme_bytes(scheme: Scheme, rows: int, cols: int, *, exact: bool) -> int | 
     columns = group_cols(scheme.group_size, cols)
     if columns is None:
         return None
-    value_bits = 4 if scheme.matrix_type is Int4 else 8
-    return TileLayout(value_bits, cols, columns, True, wide_tables=exact).nbytes(rows)
+    if scheme.matrix_type is Mxfp4:
+        return TileLayout("mxfp4", cols, columns, has_minimum=False).nbytes(rows)
+    values: Values = "int4" if scheme.matrix_type is Int4 else "int8"
+    return TileLayout(values, cols, columns, True, wide_tables=exact).nbytes(rows)

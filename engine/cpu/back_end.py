@@ -6,17 +6,22 @@ from typing import ClassVar
 
 import torch
 
+from swiftchat.engine.api.protocol import OnProgress
 from swiftchat.engine.cpu.library import choose_kernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.self_test import self_test
-from swiftchat.engine.model.back_end import DecoderParts
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.decoder_parts import DecoderParts
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import native_workspace_bytes
+from swiftchat.engine.model.prediction_head import PredictionHead
+from swiftchat.engine.model.weights import DecoderWeights
+from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.chunk import ChunkLimit, cpu_chunk_limit
+from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
@@ -80,3 +85,21 @@ class NativeBackEnd:
         # The kernels' threads compute everything but sampling; torch's would take their cores.
         torch.set_num_threads(1)
         return decoder, cache
+
+    def graphs(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        scheduler: Scheduler,
+        ctx_size_tokens: int,
+        on_progress: OnProgress,
+    ) -> None:
+        return
+
+    def head_ops(
+        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
+    ) -> TorchOps:
+        return TorchOps(config, ctx_size_tokens, torch.device("cpu"))
+
+    def head_chain(self, head: PredictionHead, ctx_size_tokens: int) -> None:
+        return

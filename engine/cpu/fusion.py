@@ -159,7 +159,7 @@ def _activation_into_linear(ops: list[Structure]) -> None:
             continue
         user = _only_use(ops, op.out, i)
         act = None if user is None else ops[user]
-        if not isinstance(act, ActAndMulOp) or act.interleaved:
+        if not isinstance(act, ActAndMulOp):
             continue
         if act.gate_limit or act.gate_scale:
             continue

@@ -13,6 +13,7 @@ from swiftchat.engine.api.tile_layout import TileLayout
 from swiftchat.engine.cpu.native import Format, Matrix
 from swiftchat.engine.linear.weight import dtype_name
 
+_TILE_FORMATS = {"int4": Format.INT4, "int8": Format.INT8, "mxfp4": Format.MXFP4}
 _FLOAT_FORMATS = {
     torch.float32: Format.F32,
     torch.float16: Format.F16,
@@ -23,9 +24,10 @@ _FLOAT_FORMATS = {
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """An integer matrix in tiles: `tiles` uint8 [num_tiles, tile_bytes], 64-byte aligned.
+    """A matrix of integers or MXFP4 in tiles.
 
-    `row_scale` fp32 [rows] is multiplied with the results; None: no such factor.
+    `tiles` is uint8 [num_tiles, tile_bytes], 64-byte aligned. `row_scale` fp32 [rows] is multiplied
+    with the results; None: no such factor.
     """
 
     layout: TileLayout
@@ -40,7 +42,7 @@ class TiledMatrix:
     @property
     def description(self) -> str:
         group = f" in groups of {size}" if (size := self.layout.group_cols) else ""
-        return f"int{self.layout.value_bits}{group}"
+        return f"{self.layout.values}{group}"
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -51,7 +53,7 @@ class TiledMatrix:
         """The matrix for the kernels, valid as long as this object exists."""
         layout = self.layout
         return Matrix(
-            format=Format.INT4 if layout.value_bits == 4 else Format.INT8,
+            format=_TILE_FORMATS[layout.values],
             rows=self.rows,
             cols=layout.cols,
             group_cols=layout.group_cols,

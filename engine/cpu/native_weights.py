@@ -19,7 +19,6 @@ from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.weights.quantization.mxfp4 import to_int8
 from swiftchat.weights.quantization.scheme import Float8, GgufBlocks, QuantizedMatrix
 
 
@@ -159,15 +158,6 @@ class NativeWeights:
             parts, exact=dtype == torch.float32, on_packed=on_packed
         )
         return self._weight(matrices, dtype)
-
-    def mxfp4_experts(
-        self, values: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight] | None:
-        if dtype.itemsize != 2:
-            return None
-        matrices = zip(values.numpy(), scales.numpy(), strict=True)
-        found = [self.quantized([to_int8(*each)], dtype) for each in matrices]
-        return [weight for weight in found if weight is not None]  # tiles have groups of 32
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         native = [part for part in parts if isinstance(part, NativeWeight)]

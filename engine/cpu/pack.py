@@ -16,7 +16,7 @@ from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.native import TILE_ROWS, Matrix, PackError, PackSource
 from swiftchat.engine.cpu.pack_source import Source, array_source, block_source
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups
+from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups, Mxfp4
 
 _THREAD_BYTES = 1 << 20  # of tiles that a thread packs at a time
 
@@ -40,7 +40,7 @@ class Packer:
         self._pages = LargePages()
 
     def pack(
-        self, parts: Sequence[Int4 | Int8 | Int8Groups], *, exact: bool
+        self, parts: Sequence[Int4 | Int8 | Int8Groups | Mxfp4], *, exact: bool
     ) -> list[TiledMatrix] | None:
         """Pack the parts one below the other; neighbors of one layout become one matrix.
 

@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.engine.api.tile_layout import PRODUCT_TYPES, TileLayout, block_layout, group_cols
+from swiftchat.engine.api.tile_layout import (
+    PRODUCT_TYPES,
+    TileLayout,
+    Values,
+    block_layout,
+    group_cols,
+)
 from swiftchat.engine.cpu.native import INT4_CENTER, PackSource, SourceKind
-from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups
+from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups, Mxfp4
 
 Spans = Sequence[tuple[int, int]]
 Floats = npt.NDArray[np.float32]
@@ -71,37 +77,47 @@ def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
     )
 
 
-def array_source(matrix: Int4 | Int8 | Int8Groups, *, exact: bool) -> Source | None:
+def array_source(matrix: Int4 | Int8 | Int8Groups | Mxfp4, *, exact: bool) -> Source | None:
     """Return the source for a matrix; None: tiles cannot have its groups."""
     values = matrix.values
     cols = values.shape[1]
     if isinstance(matrix, Int8):
-        layout = TileLayout(8, cols, 0, has_minimum=False)
+        layout = TileLayout("int8", cols, 0, has_minimum=False)
         row_scale = np.ascontiguousarray(matrix.scale, np.float32)
         struct = _array_struct(SourceKind.INT8, values, cols)
         return Source(struct, [(0, cols)], layout, row_scale=row_scale, references=(values,))
-    if isinstance(matrix, Int4):
-        kind, value_bits, cols, center, lowest = SourceKind.INT4, 4, 2 * cols, INT4_CENTER, 0
-    else:
-        kind, value_bits, center, lowest = SourceKind.UINT8, 8, _INT8_CENTER, _INT8_CENTER
+    is_4_bit = not isinstance(matrix, Int8Groups)
+    kind = SourceKind.INT4 if is_4_bit else SourceKind.UINT8
+    cols = 2 * cols if is_4_bit else cols
     num_groups = matrix.scale.shape[1]
     columns = group_cols(cols // num_groups, cols)
     if columns is None:
         return None
-    has_minimum = bool((matrix.zero_point != center).any())
     tables = [np.ascontiguousarray(matrix.scale, np.float32)]
-    if has_minimum:
-        # The stored values are q - lowest.
-        tables.append(
-            np.ascontiguousarray(-matrix.scale * (matrix.zero_point - lowest), np.float32)
-        )
+    if isinstance(matrix, Mxfp4):
+        layout, multiplier = TileLayout("mxfp4", cols, columns, has_minimum=False), 1.0
+    else:
+        tables += _minimums(matrix)
+        is_wide, multiplier = _table_width(tables, exact=exact)
+        to: Values = "int4" if is_4_bit else "int8"
+        layout = TileLayout(to, cols, columns, len(tables) > 1, is_wide)
     struct = _array_struct(kind, values, cols)
     struct.group_cols, struct.table_stride = cols // num_groups, num_groups
     struct.scale = tables[0].ctypes.data
-    struct.minimum = tables[1].ctypes.data if has_minimum else None
-    is_wide, multiplier = _table_width(tables, exact=exact)
-    layout = TileLayout(value_bits, cols, columns, has_minimum, is_wide)
+    struct.minimum = tables[1].ctypes.data if len(tables) > 1 else None
     return Source(struct, [(0, cols)], layout, multiplier, references=(values, *tables))
+
+
+def _minimums(matrix: Int4 | Int8Groups) -> list[Floats]:
+    """Return the minimums [rows, groups] of a matrix whose zero points are not all in the center.
+
+    The stored values are q - lowest.
+    """
+    is_int4 = isinstance(matrix, Int4)
+    center, lowest = (INT4_CENTER, 0) if is_int4 else (_INT8_CENTER, _INT8_CENTER)
+    if not (matrix.zero_point != center).any():
+        return []
+    return [np.ascontiguousarray(-matrix.scale * (matrix.zero_point - lowest), np.float32)]
 
 
 def _array_struct(kind: SourceKind, values: npt.NDArray[Any], cols: int) -> PackSource:

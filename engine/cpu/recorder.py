@@ -24,10 +24,10 @@ from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.model.kv_cache import KVCache, LayerKV
-from swiftchat.engine.model.latent_attention import LatentWeights
+from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.ops import AttentionInputs
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.engine.model.weights import DecoderWeights
@@ -226,32 +226,15 @@ class Recorder(WithoutKernels):
         self._append_to(out, op)
         return out
 
-    def store(
-        self,
-        plan: None,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        latent: LatentWeights | None,
-    ) -> None:
+    def store(self, plan: None, qkv: Tensor, inputs: AttentionInputs) -> None:
         self._attention.check()
-        source, cache = self.activations(qkv), layer_cache(kv, self._block_size)
-        self._append_to(source, self._attention.rotary(layer, cache, norms))
+        source, cache = self.activations(qkv), layer_cache(inputs.kv, self._block_size)
+        self._append_to(source, self._attention.rotary(inputs.layer, cache, inputs.norms))
 
-    def attend(
-        self,
-        plan: None,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        sinks: Tensor | None,
-        latent: LatentWeights | None,
-    ) -> Tensor:
-        self.store(plan, layer, qkv, kv, norms, latent)
-        source, cache = self.activations(qkv), layer_cache(kv, self._block_size)
-        op = self._attention.attention(layer, cache, sinks)
+    def attend(self, plan: None, qkv: Tensor, inputs: AttentionInputs) -> Tensor:
+        self.store(plan, qkv, inputs)
+        source, cache = self.activations(qkv), layer_cache(inputs.kv, self._block_size)
+        op = self._attention.attention(inputs.layer, cache, inputs.sinks)
         op.qkv = source.buffer
         return self._append(op, source.row_set, op.num_heads * op.head_dim)
 
@@ -346,7 +329,6 @@ class Recorder(WithoutKernels):
         return native.ActAndMulOp(
             activation=_ACTIVATIONS[activation.kind],
             gated=activation.gated,
-            interleaved=activation.gated and activation.interleaved,
             gate_limit=(activation.limit or 0.0) if activation.gated else 0.0,
             gate_scale=activation.scale if activation.scale != 1.0 else 0.0,
         )

@@ -157,7 +157,7 @@ class _Noise:
 
 def _random_int4(rows: int, cols: int, noise: _Noise) -> tuple[TiledMatrix, Tensor]:
     """Return a matrix in tiles and its values fp64, decoded as matrix.h documents the layout."""
-    layout = TileLayout(4, cols, group_cols=BLOCK_COLS, has_minimum=False)
+    layout = TileLayout("int4", cols, group_cols=BLOCK_COLS, has_minimum=False)
     num_tiles, blocks = rows // TILE_ROWS, cols // BLOCK_COLS
     scales = (noise.numbers(num_tiles, blocks, TILE_ROWS) / 16).astype(np.float16)
     packed = (noise.numbers(num_tiles, blocks, 4, TILE_ROWS, 4) * 256).astype(np.uint8)

@@ -1,19 +1,10 @@
-"""Selection of the device, its free memory, and whether the kernels run there."""
-
-from pathlib import Path
+"""Selection of the device, its name and its free memory."""
 
 import psutil
 import torch
 
-from swiftchat.cuda.cubin_cache import CubinCache
-from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, has_bindings
-from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.device.gpu_driver import why_unusable
-from swiftchat.engine.gpu.coverage import kernels_cover
-from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
-from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def find_device(name: str, rank: int = 0) -> torch.device:
@@ -80,24 +71,3 @@ def available_bytes(device: torch.device, num_local_ranks: int = 1) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(psutil.virtual_memory().available) // num_local_ranks
-
-
-def find_kernels(
-    device: torch.device,
-    config: EngineConfig,
-    shape: ModelConfig,
-    dtype: torch.dtype,
-    cubins: Path | None,
-) -> Gpu | str:
-    """Return the GPU if the kernels can run this model there, or why torch's operators run it."""
-    if not config.kernels:
-        return "switched off"
-    if not has_bindings():
-        return "cuda-python is missing"
-    if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        return "the kernels need compute capability {}.{}".format(*OLDEST_CAPABILITY)
-    if not kernels_cover(shape, dtype, config.kv_dtype):
-        return f"the kernels do not compute {shape.architecture} in {dtype_name(dtype)}"
-    if config.block_size < 4 or config.block_size & (config.block_size - 1):
-        return "the kernels need a block size that is a power of 2 and at least 4"
-    return Gpu(device, CubinCache(cubins))

@@ -14,14 +14,13 @@ from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.device.device import cpu_note, describe_device
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.fast_forward import FastForward
+from swiftchat.engine.generation.forced_tokens import ForcedTokens
 from swiftchat.engine.generation.grammars import Grammars
-from swiftchat.engine.generation.graphs import Graphs, build_graphs
 from swiftchat.engine.generation.heads import Heads
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
-from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.identity import ModelFiles
 from swiftchat.engine.kv_store.open_store import DeviceCache, open_store
@@ -29,12 +28,13 @@ from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.load.quantized import resident_estimate
-from swiftchat.engine.model.back_end import DecoderParts
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.decoder_parts import DecoderParts
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
 from swiftchat.engine.model.weights import (
     DecoderWeights,
+    expert_bytes,
     has_quantized,
     resident_bytes,
     table_bytes,
@@ -96,9 +96,8 @@ def build_engine(
         proposer = heads.load(decoder, cache, scheduler, plan.ctx_size_tokens)
     elif draft is not None:
         proposer = draft_proposer(draft, decoder.config.vocab_size)
-    graphs = Graphs()
-    if isinstance(decoder.ops, CudaOps):
-        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
+    graphs = setup.back_end.graphs(decoder, cache, scheduler, plan.ctx_size_tokens, on_progress)
+    graphs = graphs or Graphs()
     store = BlockStore(allocator)
     if ranks.size * stages.size == 1 and not plan.num_states:
         device = DeviceCache(cache, allocator, setup.back_end.gpu)
@@ -129,7 +128,7 @@ def build_engine(
             grammars=Grammars(
                 None if setup.checkpoint is None else path, decoder.config.vocab_size
             ),
-            fast_forward=FastForward(scheduler, plan.ctx_size_tokens, graphs),
+            forced=ForcedTokens(scheduler, plan.ctx_size_tokens, graphs),
         )
     )
 
@@ -241,9 +240,9 @@ def _build_decoder(
 
 
 def _tunings(setup: EngineSetup, decoder: Decoder, cache: KVCache, graphs: Graphs) -> Tunings:
-    has_runner = graphs.decode is not None and decoder.config.mixer is None
-    runner = graphs.decode.runner if graphs.decode is not None and has_runner else None
-    return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, runner)
+    has_graphs = graphs.decode is not None and decoder.config.mixer is None
+    captured = graphs.decode.graphs if graphs.decode is not None and has_graphs else None
+    return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, captured)
 
 
 def _engine_info(
@@ -265,6 +264,7 @@ def _engine_info(
         num_parameters=sum(math.prod(s) for s in expected_tensors(setup.shard.config).values()),
         weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),
         table_bytes=sum(stages.gather_from_stages(table_bytes(weights, stages.is_last))),
+        expert_bytes=sum(stages.gather_from_stages(expert_bytes(weights))),
         cache_tokens=plan.num_blocks * config.block_size,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         cache_bytes=sum(stages.gather_from_stages(cache.num_bytes)),

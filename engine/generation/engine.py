@@ -1,7 +1,5 @@
 """The generation loop: computes the queued prompts batch by batch and returns their tokens."""
 
-import math
-import secrets
 import time
 from dataclasses import replace
 from typing import Any
@@ -10,37 +8,25 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import (
-    Dropped,
-    Embedding,
-    Event,
-    Finished,
-    Logprob,
-    Prefill,
-    Tokens,
-)
+from swiftchat.engine.api.protocol import Prefill
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.admission import Admission
-from swiftchat.engine.generation.beams import Beams, BeamStep
-from swiftchat.engine.generation.generation import Generation
-from swiftchat.engine.generation.graphs import Graphs
+from swiftchat.engine.generation.beams import Beams
+from swiftchat.engine.generation.generations import Generations, Outcome
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.pooling import Pooler
 from swiftchat.engine.gpu.counters import GpuCounters
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.sampling.distributed import DistributedSampler
-from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
-from swiftchat.engine.schedule.sliding import drop_middle
+from swiftchat.engine.schedule.sequence import Step, TokenSequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
 from swiftchat.engine.steps.plain import PlainRunner
 from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits, first_result
-from swiftchat.errors import SwiftchatError, UsageError
-
-Outcome = tuple[int, Event | SwiftchatError]
+from swiftchat.errors import SwiftchatError
 
 
 class Engine:
@@ -69,12 +55,11 @@ class Engine:
         self._pooler = Pooler(parts.decoder, parts.cache)
         self.use_graphs(parts.graphs)
         self._beams = Beams(parts)
+        self.generations = Generations(parts, self._beams, self._sampler)
+        self._admission = Admission(parts, self._beams, self.generations.by_id)
         self.use_store(parts.store)
-        self._generations: dict[int, Generation] = {}
-        self._admission = Admission(parts, self._beams, self._generations)
-        self._fast_forward = parts.fast_forward
         self._pending: list[Outcome] = []  # reported by the next step
-        self._num_computed = self._num_reused = 0
+        self._num_computed = 0
         self._gpu_counters = GpuCounters(self.gpu, parts.device)
 
     @property
@@ -83,7 +68,7 @@ class Engine:
 
     def use_store(self, store: BlockStore) -> None:
         """Use these tiers below the device; before any prompt is added."""
-        self.store = store
+        self.store = self.generations.store = store
         self.scheduler.restorer = store if store.has_tiers else None
 
     def use_graphs(self, graphs: Graphs) -> None:
@@ -105,12 +90,9 @@ class Engine:
         """
         self.speculation.check(params)
         sequence = self._admission.sequence(generation_id, prompt, params, spec, tuning)
-        params = sequence.params
-        seed = secrets.randbits(32) if params.seed is None else params.seed
-        generation = Generation(sequence, seed, time.perf_counter())
-        self._generations[generation_id] = generation
+        params, generation = sequence.params, self.generations.add(sequence)
         if params.max_tokens == 0 and not sequence.num_to_score and params.pooling is None:
-            self._pending.append((generation_id, self._finish(generation, "length")))
+            self._pending.append((generation_id, self.generations.finish(generation, "length")))
         else:
             self.scheduler.add(sequence)
             self._beams.add(sequence)
@@ -135,17 +117,18 @@ class Engine:
 
     def cancel(self, generation_id: int) -> None:
         """End a generation; the next step reports it. Do nothing if it has already ended."""
-        generation = self._generations.get(generation_id)
+        generation = self.generations.by_id.get(generation_id)
         if generation is not None:
             self.scheduler.remove(generation.sequence)
-            self._pending.append((generation_id, self._finish(generation, "interrupt")))
+            self._pending.append((generation_id, self.generations.finish(generation, "interrupt")))
 
     def abort_all(self, error: SwiftchatError) -> list[Outcome]:
         """End every generation with an error; the engine stays usable."""
         if self.graphs.decode is not None:
             self.graphs.decode.drop()
         self.scheduler.step_failed()
-        return [self._fail(generation, error) for generation in list(self._generations.values())]
+        running = list(self.generations.by_id.values())
+        return [self.generations.fail(generation, error) for generation in running]
 
     def step(self) -> list[Outcome]:
         """Compute one batch; return its events in order, each with its generation's id."""
@@ -182,7 +165,7 @@ class Engine:
         return {
             **self.scheduler.stats(),
             "computed_tokens": self._num_computed,
-            "reused_tokens": self._num_reused,
+            "reused_tokens": self.generations.num_reused,
             **self.store.stats(),
             **self._gpu_counters.stats(measure),
         }
@@ -193,7 +176,9 @@ class Engine:
         if decode is not None and decode.is_in_flight:
             return self._append_rows(decode.collect(continues=not self._proposes_next()))
         if failed := self._beams.reserve():
-            return [self._fail(self._generations[id_], error) for id_, error in failed]
+            return [
+                self.generations.fail(self.generations.by_id[id_], error) for id_, error in failed
+            ]
         self.speculation.propose(self.scheduler.running)
         step = self.scheduler.schedule()
         if not step.rows:
@@ -217,7 +202,7 @@ class Engine:
     def _inputs(self, step: Step, *, needs_logits: bool) -> StepInputs:
         return StepInputs(
             step,
-            self._seeds(step.rows),
+            self.generations.seeds(step.rows),
             self.config.block_size,
             needs_logits,
             self._proposes_next,
@@ -249,7 +234,7 @@ class Engine:
         batch, beams = self._beams.split(batch)
         twins = find_twins(batch.sampled_rows, self.scheduler)
         batch = batch.also_sampled(twins)
-        seeds = self._seeds(batch.sampled_rows)
+        seeds = self.generations.seeds(batch.sampled_rows)
         tokens, logits = self._sampler.sample_batch(batch, seeds, local_logits)
         self.scheduler.measured(step, time.perf_counter() - started)
         self.speculation.computed(step.rows, duration_s)
@@ -263,59 +248,13 @@ class Engine:
         copies = [pair for row, twin in twins for pair in fork(row.sequence, twin, self.scheduler)]
         self.decoder.ops.copy_blocks(self.cache, copies)
         for sequence, values in embeddings.items():
-            outcomes += self._finish_embedding(self._generations[sequence.id], values)
+            outcomes += self.generations.finish_embedding(sequence, values)
         outcomes += self._sampler.prompt_logprobs(batch, logits)
         for i, row, sampled in zip(batch.sampled_logits, batch.sampled_rows, tokens, strict=True):
-            outcomes += self._process_row(row, sampled, logits, i)
+            outcomes += self.generations.append_row(row, sampled, logits, i)
         for beam_step in self._beams.advance(beams, logits):
-            outcomes += self._process_beams(beam_step)
+            outcomes += self.generations.advance_beams(beam_step)
         return outcomes
-
-    def _process_beams(self, step: BeamStep) -> list[Outcome]:
-        """Copy the blocks of forked beams; report the best beams when their search is over."""
-        self.decoder.ops.copy_blocks(self.cache, step.copies)
-        generation, sequence = self._generations[step.id], step.sequence
-        generation.sequence = sequence
-        if generation.first_token is None:
-            generation.first_token = time.perf_counter()
-            self.store.prefill_ended(sequence)
-        if step.error is not None:
-            return [self._fail(generation, step.error)]
-        if not step.answers:
-            return [] if step.report is None else [(step.id, step.report)]
-        self.scheduler.remove(sequence)
-        sequence.tokens[sequence.num_prompt :] = step.answers[0].ids
-        finished = self._finish(generation, step.answers[0].reason)
-        return [*((step.id, beam) for beam in step.answers), (step.id, finished)]
-
-    def _process_row(
-        self, row: Row, tokens: list[int], logits: Tensor | None = None, index: int = 0
-    ) -> list[Outcome]:
-        """Append the tokens of a sampled row: accepted ones, and the one after them.
-
-        Their `logits` fp32 [n, vocab_size] are those from the index on.
-        """
-        generation, outcomes = self._generations[row.sequence.id], list[Outcome]()
-        self.speculation.sampled(row, len(tokens))
-        for i, token in enumerate(tokens):
-            if i > 0:  # the step has computed the accepted token before
-                self.scheduler.advance(Row(row.sequence, 1))
-            outcomes += self._process_sample(generation, token, logits, index + i)
-            if row.sequence.id not in self._generations:
-                break
-        return outcomes
-
-    def _finish_embedding(self, generation: Generation, values: list[float]) -> list[Outcome]:
-        if not all(map(math.isfinite, values)):
-            return [self._fail(generation, sampling_error(NOT_FINITE))]
-        self.scheduler.remove(generation.sequence)
-        id_ = generation.sequence.id
-        return [(id_, Embedding(values)), (id_, self._finish(generation, "length"))]
-
-    def _seeds(self, rows: list[Row]) -> list[int]:
-        """Return the seed of each row; a context that slid has used positions before."""
-        sequences = [row.sequence for row in rows]
-        return [(self._generations[s.id].seed + s.num_slides) % 2**64 for s in sequences]
 
     def _append_rows(self, step: SampledStep) -> list[Outcome]:
         """Add the tokens of a step that the device sampled to their sequences."""
@@ -328,78 +267,5 @@ class Engine:
         for row in rows:
             self.scheduler.advance(row)
         for row, sampled in zip(rows, step.tokens, strict=True):
-            outcomes += self._process_row(row, sampled)
+            outcomes += self.generations.append_row(row, sampled)
         return outcomes
-
-    def _process_sample(
-        self, generation: Generation, token: int, logits: Tensor | None, index: int
-    ) -> list[Outcome]:
-        """Append a sampled token, with its logprob if requested.
-
-        End the generation with an error if the token is negative, and without the token if none
-        was requested. Its logits are those at the index.
-        """
-        if token < 0:
-            return [self._fail(generation, self._sampling_error(generation.sequence, token))]
-        if generation.sequence.params.max_tokens == 0:  # only the prompt's logprobs were requested
-            self.scheduler.remove(generation.sequence)
-            return [(generation.sequence.id, self._finish(generation, "length"))]
-        num_top = generation.sequence.params.logprobs
-        if num_top is None:
-            return self._append_token(generation, token, [])
-        rows = None if logits is None else logits[index : index + 1]
-        return self._append_token(generation, token, self._sampler.logprobs(rows, [token], num_top))
-
-    def _sampling_error(self, sequence: TokenSequence, token: int) -> SwiftchatError:
-        layer = None
-        if token == NOT_FINITE and self.decoder.stages.size == 1:
-            layer = self.cache.first_not_finite(sequence.block_table, sequence.num_computed)
-        return sampling_error(token, layer)
-
-    def _append_token(
-        self, generation: Generation, token: int, logprobs: list[Logprob]
-    ) -> list[Outcome]:
-        """Append a token to its sequence, and those that its grammar forces after it.
-
-        End the generation at a stop id or a limit.
-        """
-        sequence, params = generation.sequence, generation.sequence.params
-        if generation.first_token is None:
-            generation.first_token = time.perf_counter()
-            self.store.prefill_ended(sequence)
-        if token in params.stop_ids:
-            self.scheduler.remove(sequence)
-            return [(sequence.id, self._finish(generation, "stop"))]
-        sequence.tokens.append(token)
-        tokens = [token]
-        if sequence.constraint is not None:
-            try:
-                sequence.constraint.accept(token)
-                tokens += self._fast_forward.append(sequence)
-            except UsageError as error:
-                return [self._fail(generation, error)]
-        outcomes: list[Outcome] = [(sequence.id, Tokens(tokens, logprobs))]
-        is_full, num_kept = len(sequence.tokens) >= self.ctx_size_tokens, params.sliding_keep
-        is_longest = sequence.num_generated == params.max_tokens
-        if is_longest or (is_full and num_kept is None):
-            self.scheduler.remove(sequence)
-            outcomes.append((sequence.id, self._finish(generation, "length")))
-        elif is_full and num_kept is not None:
-            self.scheduler.restart(sequence)
-            outcomes.append((sequence.id, Dropped(drop_middle(sequence, num_kept))))
-        return outcomes
-
-    def _fail(self, generation: Generation, error: SwiftchatError) -> Outcome:
-        self.scheduler.remove(generation.sequence)
-        self._beams.ended(generation.sequence)
-        self.speculation.ended(generation.sequence)
-        del self._generations[generation.sequence.id]
-        return generation.sequence.id, error
-
-    def _finish(self, generation: Generation, reason: str) -> Finished:
-        sequence = generation.sequence
-        self._beams.ended(sequence)
-        speculated = self.speculation.ended(sequence)
-        del self._generations[sequence.id]
-        self._num_reused += sequence.num_cached
-        return generation.finished(reason, speculated, self.store.finish(sequence))

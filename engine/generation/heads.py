@@ -3,17 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeGuard
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.generation.setup import EngineSetup
-from swiftchat.engine.gpu.back_end import GpuBackEnd
-from swiftchat.engine.gpu.coverage import kernels_cover
-from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.gpu.ops import CudaOps
-from swiftchat.engine.gpu.steps.head_chain import HeadChain
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
@@ -21,9 +16,9 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.head_cache import Features, HeadCache
 from swiftchat.engine.model.hidden_states import LAST_NORM
 from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.ops import Ops
 from swiftchat.engine.model.prediction_head import Eagle3Input, HeadInput, MtpInput, PredictionHead
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights, TokenInput
-from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.speculation.head import HeadProposer
 from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
@@ -37,7 +32,6 @@ from swiftchat.weights.heads.mtp import MTP, MtpFiles
 from swiftchat.weights.heads.open import HeadFiles, open_heads
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.tensor_file import TensorFile
-from swiftchat.weights.parallel.tensor_parallel import Shard
 from swiftchat.weights.quantization.scheme import Int8
 
 # The host's part of a head's layer on a GPU, or of all Medusa heads: an EAGLE-3 head for 8B took
@@ -144,11 +138,9 @@ class Heads:
         )
         decoder.head = head
         cache.share_blocks(head.cache)
-        chain, is_captured = head.chain, _chains_on_device(ops, weights)
-        if _chains_on_device(ops, weights):
-            chain = HeadChain(head, ops, ctx_size_tokens).chain
-        step_s = self._step_s(is_captured=is_captured)
-        return HeadProposer(name, chain, scheduler.reserve, step_s)
+        captured = self.setup.back_end.head_chain(head, ctx_size_tokens)
+        step_s = self._step_s(is_captured=captured is not None)
+        return HeadProposer(name, captured or head.chain, scheduler.reserve, step_s)
 
     def _medusa(
         self, files: MedusaFiles, decoder: Decoder, cache: KVCache, num_blocks: int
@@ -179,22 +171,14 @@ class Heads:
         num_bytes = self.num_bytes // (2 if self._quantizes else 1)
         return gpu_step_s(num_bytes // num_heads, 1) + launch_s
 
-    def _ops(
-        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
-    ) -> CudaOps | TorchOps:
-        """Return what computes a layer: kernels if they compute the model.
-
-        Raises `UsageError` for a layer that these kernels cannot compute.
-        """
-        back_end, device = self.setup.back_end, self.setup.device
-        if not isinstance(back_end, GpuBackEnd):
-            return TorchOps(config, ctx_size_tokens, device)
-        if not kernels_cover(config, self.setup.dtype) or len(weights.embed.kernel_matrices) != 1:
+    def _ops(self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int) -> Ops:
+        """Return what computes a layer; raise `UsageError` if nothing of the back end does."""
+        ops = self.setup.back_end.head_ops(config, weights, ctx_size_tokens)
+        if ops is None:
             raise UsageError(
                 f"no kernel computes the heads in {self.setup.config.draft}", "leave out --draft"
             )
-        kernels = LinearKernels(back_end.gpu, config.hidden_size)
-        return CudaOps(kernels, Shard(config), ctx_size_tokens, max_num_seqs=1)
+        return ops
 
     def _mtp(self, files: MtpFiles, model: DecoderWeights) -> tuple[HeadInput, DecoderWeights]:
         setup, form = self.setup, files.form
@@ -220,11 +204,6 @@ class Heads:
             files.config.norm,
         )
         return inputs, weights
-
-
-def _chains_on_device(ops: CudaOps | TorchOps, weights: DecoderWeights) -> TypeGuard[CudaOps]:
-    """Return whether kernels compute a layer without the host."""
-    return isinstance(ops, CudaOps) and ops.heads_first and ops.computes_experts(weights.layers)
 
 
 @dataclass(frozen=True)

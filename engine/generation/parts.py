@@ -7,11 +7,11 @@ import torch
 from swiftchat.engine.adapters.tunings import Tunings
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
-from swiftchat.engine.generation.fast_forward import FastForward
+from swiftchat.engine.generation.back_end import BackEnd
+from swiftchat.engine.generation.forced_tokens import ForcedTokens
 from swiftchat.engine.generation.grammars import Grammars
-from swiftchat.engine.generation.graphs import Graphs
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.kv_store.block_store import BlockStore
-from swiftchat.engine.model.back_end import BackEnd
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.scheduler import Scheduler
@@ -37,6 +37,6 @@ class EngineParts:
     graphs: Graphs
     checkpoint: Checkpoint | None
     grammars: Grammars
-    fast_forward: FastForward
+    forced: ForcedTokens
     store: BlockStore
     tunings: Tunings

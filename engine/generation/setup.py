@@ -12,11 +12,10 @@ from swiftchat.engine.comm.communicator import Communicator, RankPlacement
 from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.cpu.back_end import NativeBackEnd
 from swiftchat.engine.cpu.threads import default_threads
-from swiftchat.engine.device.device import available_bytes, find_device, find_kernels
-from swiftchat.engine.gpu.back_end import GpuBackEnd
-from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.device.device import available_bytes, find_device
+from swiftchat.engine.generation.back_end import BackEnd
+from swiftchat.engine.gpu.steps.back_end import GpuBackEnd
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
-from swiftchat.engine.model.back_end import BackEnd
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan
 from swiftchat.engine.reference.back_end import TorchBackEnd
@@ -136,21 +135,14 @@ def _back_end(
     cubins: Path | None,
 ) -> BackEnd:
     """Return the kernels of the device if they can run, else torch's operators with the reason."""
-    found: BackEnd | str
-    if device.type == "cpu":
-        found = _native_kernels(config)
-    else:
-        gpu = find_kernels(device, config, shape, dtype, cubins)
-        found = gpu if isinstance(gpu, str) else GpuBackEnd(LinearKernels(gpu, shape.hidden_size))
-    if isinstance(found, str):
-        return TorchBackEnd(device, f"torch only: {found}", TorchWeights())
-    return found
-
-
-def _native_kernels(config: EngineConfig) -> NativeBackEnd | str:
-    if not config.kernels:
-        return "switched off"
-    return NativeBackEnd.open(os.environ, torch.get_num_threads())
+    opened: BackEnd | str = "switched off"
+    if device.type != "cpu":
+        opened = GpuBackEnd.open(device, config, shape, dtype, cubins)
+    elif config.kernels:
+        opened = NativeBackEnd.open(os.environ, torch.get_num_threads())
+    if isinstance(opened, str):
+        return TorchBackEnd(device, f"torch only: {opened}", TorchWeights())
+    return opened
 
 
 def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.device:

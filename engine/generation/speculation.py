@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.graphs import Graphs
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.weights import has_quantized, resident_bytes
 from swiftchat.engine.schedule.sequence import Step

@@ -12,13 +12,14 @@ from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.attention.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.cuda.ops.attention.rotate_heads import rotate_heads
 from swiftchat.cuda.quantized_kv import KVScales, scheme_of
-from swiftchat.engine.gpu.inputs.device_batch import Rows
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch, Rows
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.norms import norm_heads_
+from swiftchat.engine.model.ops import AttentionInputs
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.reference.attention import alibi_slopes
 from swiftchat.engine.schedule.batch import padded_rows
-from swiftchat.weights.architectures.parts.attention import NO_ATTENTION
+from swiftchat.weights.architectures.parts.attention import NO_ATTENTION, Scores
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 
@@ -67,18 +68,14 @@ class AttentionKernels:
         """Return what a layer's queries are multiplied by, fp32 [num_positions]; None: by 1."""
         return None if self.layers[layer].scores.growth is None else self._query_factors
 
-    def _window(self, layer: int) -> int:
-        """Return the number of last tokens that a layer attends to; 0: all."""
-        return self.layers[layer].scores.window or 0
-
-    def _chunk(self, layer: int) -> int:
+    def _chunk(self, scores: Scores) -> int:
         """Return the tokens of the chunks within which a layer attends; 0: they have one chunk."""
-        chunk = self.layers[layer].scores.chunk or 0
+        chunk = scores.chunk or 0
         return chunk if chunk < self._ctx_size_tokens else 0
 
-    def _head_norm(self, layer: int, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
+    def _head_norm(self, inputs: AttentionInputs) -> HeadNorm | None:
         """Return the norms of heads that `rotary` computes; None: no norms, or it cannot."""
-        config = self.layers[layer]
+        config, norms = self.layers[inputs.layer], inputs.norms
         kind, size = config.head_norms, config.head_dim
         if norms is None or kind is None or kind.over != "head" or not head_norm_fits(size, size):
             return None
@@ -92,42 +89,35 @@ class AttentionKernels:
             values=config.values.normalized,
         )
 
-    def norms_heads(self, layer: int, norms: tuple[Tensor, Tensor] | None) -> bool:
+    def norms_heads(self, inputs: AttentionInputs) -> bool:
         """Return whether the kernels normalize a layer's heads, or there is nothing to do."""
-        return norms is None or self._head_norm(layer, norms) is not None
+        return inputs.norms is None or self._head_norm(inputs) is not None
 
     def rotate(
-        self,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        num_gate_heads: int = 0,
+        self, plan: DeviceBatch, qkv: Tensor, inputs: AttentionInputs, num_gate_heads: int = 0
     ) -> Tensor:
         """Normalize and rotate queries and keys, and store keys and values in a layer's cache.
 
         Returns the queries [n, num_heads, head_dim], which are rotated in place in `qkv` [n, …].
         Gates of the attention's output, `num_gate_heads` heads wide, follow the queries.
         """
-        (cache, kv_scales), config = kernel_kv(kv), self.layers[layer]
-        head_norm = self._head_norm(layer, norms)
-        if norms is not None and head_norm is None:
+        (cache, kv_scales), config = kernel_kv(inputs.kv), self.layers[inputs.layer]
+        head_norm = self._head_norm(inputs)
+        if inputs.norms is not None and head_norm is None:
             assert num_gate_heads == 0  # see `norms_heads`
-            norm_heads_(qkv, *norms, config, self._config.norm)
+            norm_heads_(qkv, *inputs.norms, config, self._config.norm)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         rotary(
             self._gpu,
             heads,
             cache,
-            cos_sin=self.cos_sin(layer),
-            positions=positions,
-            slot_mapping=slot_mapping,
+            cos_sin=self.cos_sin(inputs.layer),
+            positions=plan.positions,
+            slot_mapping=plan.slot_mapping,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads if config.kv_source is None else 0,
             norm=head_norm,
-            query_factors=self.query_factors(layer),
+            query_factors=self.query_factors(inputs.layer),
             kv_scales=kv_scales,
             keys_as_values=config.values.are_keys,
             num_gate_heads=num_gate_heads,
@@ -135,34 +125,28 @@ class AttentionKernels:
         return heads[:, : config.num_heads]
 
     def decode_rotary(
-        self,
-        layer: int,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        num_gate_heads: int = 0,
+        self, plan: DeviceBatch, inputs: AttentionInputs, num_gate_heads: int = 0
     ) -> DecodeRotary | None:
         """Return what `decode` needs to do the work of `rotate`; None: it cannot."""
-        config, norm = self.layers[layer], self._head_norm(layer, norms)
-        rotary = DecodeRotary(self.cos_sin(layer), positions, slot_mapping, norm, num_gate_heads)
+        config, norm = self.layers[inputs.layer], self._head_norm(inputs)
+        rotary = DecodeRotary(
+            self.cos_sin(inputs.layer), plan.positions, plan.slot_mapping, norm, num_gate_heads
+        )
         fits = (
-            isinstance(kv, Tensor)
+            isinstance(inputs.kv, Tensor)
             and config.kv_source is None
             and not config.values.are_keys
-            and self.query_factors(layer) is None
-            and (norm is not None or norms is None)
+            and self.query_factors(inputs.layer) is None
+            and (norm is not None or inputs.norms is None)
             and decode_rotary_fits(config.head_dim, rotary.rotary_dim, norm)
         )
         return rotary if fits else None
 
     def decode(
         self,
-        layer: int,
         q: Tensor,
-        kv: LayerKV,
+        inputs: AttentionInputs,
         rows: Rows,
-        sinks: Tensor | None,
         out: Tensor,
         *,
         new_tokens: int = 0,
@@ -173,40 +157,32 @@ class AttentionKernels:
 
         `new_tokens`, `even_lengths` and `rotary` are those of `decode_attention`.
         """
-        cache, kv_scales = kernel_kv(kv)
+        (cache, kv_scales), scores = kernel_kv(inputs.kv), self.layers[inputs.layer].scores
         decode_attention(
             self._gpu,
             q,
             cache,
             block_tables=rows.block_tables,
             context_lens=rows.context_lens,
-            scale=self.layers[layer].scores.scale,
+            scale=scores.scale,
             out=out,
             workspace=self._workspace,
-            window=self._window(layer),
-            chunk=self._chunk(layer),
-            first_key=self.layers[layer].scores.first_key,
+            window=scores.window or 0,
+            chunk=self._chunk(scores),
+            first_key=scores.first_key,
             softcap=self._softcap,
             alibi_slopes=self._alibi_slopes,
-            sinks=sinks,
+            sinks=inputs.sinks,
             new_tokens=new_tokens,
             even_lengths=even_lengths,
             kv_scales=kv_scales,
             rotary=rotary,
         )
 
-    def prefill(
-        self,
-        layer: int,
-        q: Tensor,
-        kv: LayerKV,
-        rows: Rows,
-        sinks: Tensor | None,
-        out: Tensor,
-    ) -> None:
+    def prefill(self, q: Tensor, inputs: AttentionInputs, rows: Rows, out: Tensor) -> None:
         """Write the attention of all tokens of the rows to `out` [n, num_heads, head_dim]."""
-        assert rows.query_starts is not None and not self.layers[layer].scores.first_key
-        cache, kv_scales = kernel_kv(kv)
+        (cache, kv_scales), scores = kernel_kv(inputs.kv), self.layers[inputs.layer].scores
+        assert rows.query_starts is not None and not scores.first_key
         prefill_attention(
             self._gpu,
             q,
@@ -215,13 +191,13 @@ class AttentionKernels:
             query_starts=rows.query_starts,
             context_lens=rows.context_lens,
             max_num_tokens=rows.max_num_tokens,
-            scale=self.layers[layer].scores.scale,
+            scale=scores.scale,
             out=out,
-            window=self._window(layer),
-            chunk=self._chunk(layer),
+            window=scores.window or 0,
+            chunk=self._chunk(scores),
             softcap=self._softcap,
             alibi_slopes=self._alibi_slopes,
-            sinks=sinks,
+            sinks=inputs.sinks,
             kv_scales=kv_scales,
         )
         if scheme_of(kv_scales) == "int5":

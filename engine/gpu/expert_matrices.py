@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, tile_bytes, tiles_shape
-from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, TILE_ROWS, tile_bytes, tiles_shape
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
@@ -23,9 +22,6 @@ def expert_matrices(
     pairs: list[tuple[Tensor, Tensor | None]] = []
     for weight in weights:
         match weight:
-            case Mxfp4Weight():
-                scheme = "MXFP4"
-                pairs.append((weight.blocks, weight.scales))
             case GpuQuantizedWeight(matrix):
                 scheme, group_size = matrix.scheme, matrix.group_size
                 pairs.append((matrix.tiles, matrix.row_scale))
@@ -64,7 +60,7 @@ def with_shared(
     size, shared_size = expert.down.shape[1], shared.down.shape[1]
     own = [expert_matrices([weight], [None]) for weight in (shared.gate_up, shared.down)]
     is_whole = shared_size % size == 0 and (
-        inputs.scheme == "PLAIN" or size % TILE_COLUMNS.get(inputs.scheme, shared_size + 1) == 0
+        inputs.scheme == "PLAIN" or size % PACKED_SCHEMES[inputs.scheme].tile_columns == 0
     )
     biases = inputs.biases, outputs.biases, shared.gate_up_bias, shared.down_bias
     first, second = own
@@ -90,7 +86,7 @@ def _part_bytes(matrices: ExpertMatrices, size: int, itemsize: int) -> tuple[int
     if scheme == "PLAIN":
         return size * columns * itemsize, size * itemsize
     _, block_bytes = tiles_shape(scheme, matrices.rows, columns, group_size)
-    tiles = size // TILE_COLUMNS[scheme]
+    tiles = size // PACKED_SCHEMES[scheme].tile_columns
     return size // TILE_ROWS * block_bytes, tiles * tile_bytes(scheme, group_size)
 
 

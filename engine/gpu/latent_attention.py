@@ -8,8 +8,10 @@ from swiftchat.cuda.ops.attention.latent_attention import (
     latent_attention,
     latent_rotary,
 )
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.latent_attention import LatentWeights
+from swiftchat.engine.model.ops import AttentionInputs
 from swiftchat.engine.reference.latent_attention import rms_norm
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
@@ -34,54 +36,29 @@ class LatentKernels:
             return None
         return self._torch.plan(batch, cache)
 
-    def attend_by_torch(
-        self, plan: TorchPlan, layer: int, projected: Tensor, kv: Tensor, weights: LatentWeights
+    def attend(
+        self, plan: DeviceBatch, projected: Tensor, inputs: AttentionInputs, cos_sin: Tensor | None
     ) -> Tensor:
-        """As `Ops.attend`."""
-        return self._torch.attend(plan, layer, projected, kv, None, None, weights)
+        """As `Ops.attend`, with the layer's cosines and sines.
 
-    def store_by_torch(
-        self, plan: TorchPlan, layer: int, projected: Tensor, kv: Tensor, weights: LatentWeights
-    ) -> None:
-        """As `Ops.store`."""
-        self._torch.store(plan, layer, projected, kv, None, weights)
-
-    def decode(
-        self,
-        projected: Tensor,
-        kv: Tensor,
-        weights: LatentWeights,
-        *,
-        cos_sin: Tensor | None,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        block_tables: Tensor,
-        context_lens: Tensor,
-    ) -> Tensor:
-        """Attention of one token of each sequence: [n, num_heads * value_dim].
-
-        Absorbed: the matrix that makes keys is applied to the queries, that of the values to the
-        output.
+        The kernels compute one token of each sequence, absorbed: the matrix that makes keys is
+        applied to the queries, that of the values to the output.
         """
-        latent = self._config.attention.latent
-        assert latent is not None and not self._config.attention.scores.first_key
-        q = self.store(
-            projected,
-            kv,
-            weights,
-            cos_sin=cos_sin,
-            positions=positions,
-            slot_mapping=slot_mapping,
-        )
+        if plan.latents is not None:
+            return self._torch.attend(plan.latents, projected, inputs)
+        latent, weights, rows = self._config.attention.latent, inputs.latent, plan.decode
+        assert latent is not None and weights is not None and rows is not None
+        assert not self._config.attention.scores.first_key
+        q, cache = self._store(plan, projected, inputs, cos_sin)
         n, num_heads, nope = len(q), q.shape[1], latent.nope_dim
         out = q.new_empty(n, num_heads, latent.kv_rank)
         latent_attention(
             self._gpu,
             torch.bmm(q[..., :nope].transpose(0, 1), weights.kv_b[:, :nope]),
             q[..., nope:],
-            kv.transpose(1, 2),
-            block_tables=block_tables,
-            context_lens=context_lens,
+            cache,
+            block_tables=rows.block_tables,
+            context_lens=rows.context_lens,
             scale=self._config.attention.scores.scale * latent.q_scale,
             out=out,
         )
@@ -89,33 +66,39 @@ class LatentKernels:
         return values.transpose(0, 1).reshape(n, -1)
 
     def store(
-        self,
-        projected: Tensor,
-        kv: Tensor,
-        weights: LatentWeights,
-        *,
-        cos_sin: Tensor | None,
-        positions: Tensor,
-        slot_mapping: Tensor,
-    ) -> Tensor:
-        """Store latents and keys; return the rotated queries [n, num_heads, head_dim]."""
-        latent = self._config.attention.latent
-        assert latent is not None
+        self, plan: DeviceBatch, projected: Tensor, inputs: AttentionInputs, cos_sin: Tensor | None
+    ) -> None:
+        """As `Ops.store`."""
+        if plan.latents is not None:
+            self._torch.store(plan.latents, projected, inputs)
+        else:
+            self._store(plan, projected, inputs, cos_sin)
+
+    def _store(
+        self, plan: DeviceBatch, projected: Tensor, inputs: AttentionInputs, cos_sin: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Store latents and keys; return the rotated queries [n, num_heads, head_dim], the cache.
+
+        The cache is as the kernels read it.
+        """
+        latent, weights, kv = self._config.attention.latent, inputs.latent, inputs.kv
+        assert latent is not None and weights is not None and isinstance(kv, Tensor)
         q, row = self._queries(projected, latent, weights)
+        cache = kv.transpose(1, 2)  # the same memory: a token has a single row
         latent_rotary(
             self._gpu,
             q,
             row,
-            kv.transpose(1, 2),  # the same memory: a token has a single row
+            cache,
             norm_weight=weights.kv_norm,
             cos_sin=cos_sin,
-            positions=positions,
-            slot_mapping=slot_mapping,
+            positions=plan.positions,
+            slot_mapping=plan.slot_mapping,
             interleaved=latent.interleaved,
             eps=latent.norm_eps,
             kv_scale=latent.kv_scale,
         )
-        return q
+        return q, cache
 
     def _queries(
         self, projected: Tensor, config: LatentAttention, weights: LatentWeights

@@ -1,7 +1,6 @@
 """Mixture of experts in kernels, without the host, as CUDA graphs need it."""
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -18,20 +17,12 @@ from swiftchat.cuda.ops.moe.grouped_experts import (
     grouped_gate_up,
 )
 from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, route, router
-from swiftchat.cuda.packed_layout import TILE_COLUMNS
 from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
 from swiftchat.engine.model.moe import Experts
 from swiftchat.weights.architectures.parts.mlp import Moe
 from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
-
-
-class Gates(TypedDict):
-    """How the kernels find gates, and limit them."""
-
-    gate_step: int
-    limit: float
 
 
 @dataclass(frozen=True)
@@ -69,10 +60,7 @@ class ExpertKernels:
         if config.moe is not None:
             num_experts = config.moe.num_experts
             self._workspace = RouterWorkspace(kernels.gpu, MAX_GEMV_ROWS, num_experts)
-        self._gates: Gates = {
-            "gate_step": 2 if config.activation.interleaved else 1,
-            "limit": config.activation.limit or 0.0,
-        }
+        self._limit = config.activation.limit or 0.0  # of gates and of up
 
     @property
     def _config(self) -> Moe:
@@ -185,7 +173,7 @@ class ExpertKernels:
             inner,
             config.activation.kind,
             input_weights=of_input,
-            **self._gates,
+            limit=self._limit,
         )
         expert_down(gpu, inner, own.all_outputs, ids, of_output, out, accumulate=accumulate)
 
@@ -207,7 +195,7 @@ class ExpertKernels:
             inner,
             config.activation.kind,
             input_weights=of_input,
-            **self._gates,
+            limit=self._limit,
         )
         parts = x.new_empty(*ids.shape, x.shape[1])
         grouped_down(gpu, inner, own.outputs, rows, parts.view(ids.numel(), -1))
@@ -239,10 +227,9 @@ class ExpertKernels:
         dtype = each[0].down.dtype
         if inputs is None or outputs is None:
             return None
-        is_packed = inputs.scheme in TILE_COLUMNS
         if (
             not (grouped_fits(inputs, dtype) and grouped_fits(outputs, dtype))
-            or (is_packed and (config.activation.interleaved or config.expert_size % 8))
+            or (inputs.scheme != "PLAIN" and config.expert_size % 8)
             or self._hidden_size % 8
         ):
             return None
@@ -250,9 +237,7 @@ class ExpertKernels:
         every = inputs, outputs
         shared, shared_router = experts.shared, experts.shared_router
         # Its own router would multiply the input of the shared expert, too.
-        is_plain = not config.activation.interleaved and (
-            shared_router is None or not config.router.on_input
-        )
+        is_plain = shared_router is None or not config.router.on_input
         if shared is not None and has_gemv and is_plain:
             appended = with_shared(inputs, outputs, each[0], shared)
             if appended is not None and self._has_gemv(*appended, dtype):

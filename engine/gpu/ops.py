@@ -18,10 +18,10 @@ from swiftchat.engine.gpu.mixers.mix import MixerKernels
 from swiftchat.engine.gpu.moe import ExpertKernels
 from swiftchat.engine.gpu.per_layer import PerLayerKernels
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
-from swiftchat.engine.model.latent_attention import LatentWeights
+from swiftchat.engine.model.kv_cache import KVCache, independent_copies
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.ops import AttentionInputs
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.reference import activations
@@ -92,69 +92,22 @@ class CudaOps(Elementwise):
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         return weight.matmul(x, bias)
 
-    def attend(
-        self,
-        plan: DeviceBatch,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        sinks: Tensor | None,
-        latent: LatentWeights | None,
-    ) -> Tensor:
-        if latent is not None:
-            return self._attend_to_latents(plan, layer, qkv, kv, latent)
-        q = self.attention.rotate(layer, qkv, kv, norms, plan.positions, plan.slot_mapping)
+    def attend(self, plan: DeviceBatch, qkv: Tensor, inputs: AttentionInputs) -> Tensor:
+        if self._latent is not None:
+            return self._latent.attend(plan, qkv, inputs, self.attention.cos_sin(inputs.layer))
+        q = self.attention.rotate(plan, qkv, inputs)
         out, split = q.new_empty(q.shape), plan.num_decode
         if plan.decode is not None:
-            self.attention.decode(layer, q[:split], kv, plan.decode, sinks, out[:split])
+            self.attention.decode(q[:split], inputs, plan.decode, out[:split])
         if plan.prefill is not None:
-            self.attention.prefill(layer, q[split:], kv, plan.prefill, sinks, out[split:])
+            self.attention.prefill(q[split:], inputs, plan.prefill, out[split:])
         return out.view(len(qkv), -1)
 
-    def store(
-        self,
-        plan: DeviceBatch,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        latent: LatentWeights | None,
-    ) -> None:
-        if latent is None:
-            self.attention.rotate(layer, qkv, kv, norms, plan.positions, plan.slot_mapping)
-            return
-        assert self._latent is not None and isinstance(kv, Tensor)
-        if plan.latents is not None:
-            self._latent.store_by_torch(plan.latents, layer, qkv, kv, latent)
-            return
-        self._latent.store(
-            qkv,
-            kv,
-            latent,
-            cos_sin=self.attention.cos_sin(layer),
-            positions=plan.positions,
-            slot_mapping=plan.slot_mapping,
-        )
-
-    def _attend_to_latents(
-        self, plan: DeviceBatch, layer: int, projected: Tensor, kv: LayerKV, weights: LatentWeights
-    ) -> Tensor:
-        assert self._latent is not None and isinstance(kv, Tensor)
-        if plan.latents is not None:
-            return self._latent.attend_by_torch(plan.latents, layer, projected, kv, weights)
-        rows = plan.decode
-        assert rows is not None
-        return self._latent.decode(
-            projected,
-            kv,
-            weights,
-            cos_sin=self.attention.cos_sin(layer),
-            positions=plan.positions,
-            slot_mapping=plan.slot_mapping,
-            block_tables=rows.block_tables,
-            context_lens=rows.context_lens,
-        )
+    def store(self, plan: DeviceBatch, qkv: Tensor, inputs: AttentionInputs) -> None:
+        if self._latent is not None:
+            self._latent.store(plan, qkv, inputs, self.attention.cos_sin(inputs.layer))
+        else:
+            self.attention.rotate(plan, qkv, inputs)
 
     def mix(
         self, plan: DeviceBatch, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
@@ -174,7 +127,7 @@ class CudaOps(Elementwise):
         """Whether the kernels compute the activation of MLPs, with its gate if it has one."""
         activation = self._config.activation
         is_plain = activation.limit is None and activation.scale == 1.0
-        return is_plain and not activation.interleaved and activation.kind in KINDS
+        return is_plain and activation.kind in KINDS
 
     @property
     def gate_activation(self) -> str | None:

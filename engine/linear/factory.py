@@ -33,14 +33,6 @@ class WeightFactory(Protocol):
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
 
-    def mxfp4_experts(
-        self, values: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight] | None:
-        """Return the matrices of `Mxfp4Experts`, on any device, as a weight each.
-
-        None if no class computes with them and activations of `dtype`.
-        """
-
 
 class BlockFactory(Protocol):
     """Makes weights of ggml blocks as they are in a file."""
@@ -74,8 +66,3 @@ class TorchWeights:
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return MergedWeight(parts)
-
-    def mxfp4_experts(
-        self, values: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight] | None:
-        return None

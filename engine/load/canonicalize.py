@@ -175,12 +175,20 @@ def _mixer(kind: StateMixer | None, mixer: MixerWeights) -> MixerWeights:
 
 
 def _experts(config: ModelConfig, experts: Experts) -> Experts:
-    """Transpose experts, as views on the CPU: they are most of a model, each is used rarely."""
+    """Transpose experts, and put all gate rows before the up rows.
+
+    Transposed ones are views on the CPU: they are most of a model, each is used rarely.
+    """
     names = ARCHITECTURES[config.architecture].transposed & _EXPERT_FIELDS.keys()
     fields = [_EXPERT_FIELDS[name] for name in names]
     each = []
     for expert in experts.each:
         changes: dict[str, Any] = {name: _transposed(getattr(expert, name)) for name in fields}
+        if config.moe is not None and config.moe.activation.interleaved:
+            gate_up, bias = changes.get("gate_up", expert.gate_up), expert.gate_up_bias
+            order = torch.arange(gate_up.shape[0]).view(-1, 2).t().reshape(-1)
+            changes["gate_up"] = gate_up.reordered(order)
+            changes["gate_up_bias"] = None if bias is None else bias[order.to(bias.device)]
         if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
             changes = {"gate_up": _joined(expert.gate_up), "down": _contiguous(expert.down)}
         each.append(dataclasses.replace(expert, **changes))

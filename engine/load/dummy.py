@@ -15,6 +15,7 @@ from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices, assemble
 from swiftchat.engine.load.canonicalize import canonicalize
+from swiftchat.engine.load.quantized import of_experts, quantized_experts
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
@@ -22,16 +23,19 @@ from swiftchat.weights.architectures.tensors import canonical_tensors, expected_
 from swiftchat.weights.model.dummy import dummy_schemes
 from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.tensor_parallel import Shard
+from swiftchat.weights.quantization import mxfp4
 from swiftchat.weights.quantization.quantize import W8A8
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,
     Float8,
     Int4,
     Int8,
+    Mxfp4,
     QuantizedMatrix,
     Scheme,
     slice_matrix,
 )
+from swiftchat.weights.quantization.stored_tensor import pack_nibbles
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
@@ -81,11 +85,10 @@ class _RandomPlacement:
         self._kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
         self._shapes = expected_tensors(config)
         self._schemes = dummy_schemes(config, scheme)
-        self._scheme = scheme
         self._indices = {name: index for index, name in enumerate(self._shapes)}
         self._activations: ActivationQuantization | None = None
         # There are tens of thousands of experts: quantized ones on a GPU are copies of one.
-        self._experts: dict[tuple[str, ...], GpuQuantizedWeight] = {}
+        self._copied: dict[tuple[str, ...], GpuQuantizedWeight] = {}
         if scheme is not None and scheme in W8A8 and factory.quantizes_activations:
             self._activations = ActivationQuantization(W8A8[scheme])
 
@@ -94,14 +97,11 @@ class _RandomPlacement:
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         kinds = tuple(self._kinds[name] for name, _ in slices)
-        expert = self._experts.get(kinds)
-        if expert is not None:
-            matrix = expert.matrix
-            copied = matrix.tiles.clone(), matrix.row_scale.clone()
-            return replace(expert, matrix=replace(matrix, tiles=copied[0], row_scale=copied[1]))
+        if kinds in self._copied:
+            return _copy(self._copied[kinds])
         weight = self._new_weight(slices, is_table=is_table)
         if kinds[0].startswith("expert_") and isinstance(weight, GpuQuantizedWeight):
-            self._experts[kinds] = weight
+            self._copied[kinds] = weight
         return weight
 
     def _new_weight(self, slices: NamedSlices, *, is_table: bool) -> LinearWeight:
@@ -114,24 +114,32 @@ class _RandomPlacement:
         return weight
 
     def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
-        experts = None
-        if self._scheme == "mxfp4" and self._num_ranks == 1:
-            experts = self._mxfp4_experts(slices[0][0])
-        if experts is None:
+        ((name, part),) = slices
+        shape, kinds = self._shapes[name], (self._kinds[name],)
+        if kinds in self._copied:
+            return [_copy(self._copied[kinds]) for _ in range(shape[0])]
+        weights: Sequence[LinearWeight] | None = None
+        if name in self._schemes and self.factory.keeps_quantized:
+            matrices = of_experts(self._mxfp4(name), shape, part, slice_matrix)
+            weights = quantized_experts(matrices, self.factory, self._dtype)
+        if weights is None:
             return [self.factory.plain(each) for each in self.tensor(slices)]
-        return experts
+        if isinstance(weights[0], GpuQuantizedWeight):
+            self._copied[kinds] = weights[0]
+        return weights
 
-    def _mxfp4_experts(self, name: str) -> Sequence[LinearWeight] | None:
+    def _mxfp4(self, name: str) -> Mxfp4:
+        """Return random experts, one below the other."""
         num_experts, columns, rows = self._shapes[name]
         self._generator.manual_seed(self._indices[name])
-        shape = (num_experts, rows, columns // 32, 16)
+        shape = (num_experts * rows, columns // 2)
         values = torch.empty(shape, dtype=torch.uint8, device=self._device)
         values.random_(0, 256, generator=self._generator)
         # The elements' standard deviation is 2.9.
         _, std = _spread(self._config, self._kinds[name], self._shapes[name])
         exponent = 127 + round(math.log2(std / 2.9))
-        scales = torch.full(shape[:-1], exponent, dtype=torch.uint8, device=self._device)
-        return self.factory.mxfp4_experts(values, scales, self._dtype)
+        scale = torch.full((len(values), columns // 32), exponent, dtype=torch.uint8)
+        return Mxfp4(_numpy(values), _numpy(scale))
 
     def _random(self, slices: NamedSlices) -> Tensor:
         """Return the whole tensors of the names, one below the other."""
@@ -182,6 +190,11 @@ def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:
         values = (groups / scale.unsqueeze(2) + zero.unsqueeze(2)).round_().clamp_(0, 15)
         low, high = values.view(num_rows, -1, 2).byte().unbind(2)
         return Int4(_numpy(low | high << 4), _numpy(scale), _numpy(zero))
+    if kind is Mxfp4:
+        weights = _numpy(matrix.float())
+        scales = mxfp4.group_scales(weights)
+        elements, _ = mxfp4.nearest_e2m1(weights, mxfp4.scales_of_columns(scales))
+        return Mxfp4(pack_nibbles(elements), scales)
     groups = matrix.view(num_rows, -1, group) if group else matrix.unsqueeze(1)
     largest = groups.abs().amax(2, keepdim=True).float()
     if kind is Int8:
@@ -190,6 +203,12 @@ def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:
         return Int8(_numpy(values), _numpy(largest[:, 0] / 127))
     bits = (groups * (448 / largest)).to(torch.float8_e4m3fn).view(torch.uint8)
     return Float8(_numpy(bits.view(num_rows, -1)), _numpy(largest[:, :, 0] / 448))
+
+
+def _copy(weight: GpuQuantizedWeight) -> GpuQuantizedWeight:
+    matrix, scale = weight.matrix, weight.matrix.row_scale
+    row_scale = None if scale is None else scale.clone()
+    return replace(weight, matrix=replace(matrix, tiles=matrix.tiles.clone(), row_scale=row_scale))
 
 
 def _numpy(tensor: Tensor) -> npt.NDArray[Any]:

@@ -1,7 +1,8 @@
 """Quantized tensors of a checkpoint: kept in their scheme if possible, else dequantized."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,15 +19,19 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.tensor_parallel import Shard
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     QuantizedMatrix,
     Scheme,
+    Spans,
     slice_blocks,
     slice_matrix,
 )
 from swiftchat.weights.quantization.stored_tensor import as_float32
+
+Matrix = TypeVar("Matrix", GgufBlocks, QuantizedMatrix)
 
 # After the tensor that is packed, so that the disk does not wait for the packing.
 _PREFETCH_BYTES = 1 << 26
@@ -85,20 +90,62 @@ def load_experts(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Sequence[LinearWeight]:
-    """Load a tensor of experts as one weight for each, packed if they are whole."""
+    """Load a tensor of experts as one weight for each, quantized if the device can.
+
+    Plain ones are [inputs, outputs] as in the file, quantized ones [outputs, inputs].
+    """
     ((name, part),) = slices
     stored = checkpoint.quantized[name]
-    is_whole = part.spans == ((0, stored.shape[part.axis]),)
-    found: Sequence[LinearWeight] | None = None
-    if factory.keeps_quantized and stored.packed_experts is not None and is_whole:
-        packed = stored.packed_experts.read()
-        # Copies: mapped files are read-only, and torch warns of tensors that cannot be written to.
-        values, scales = (
-            torch.from_numpy(np.array(array)) for array in (packed.values, packed.scales)
-        )
-        found = factory.mxfp4_experts(values, scales, dtype)
-    if found is None:
-        return [factory.plain(each) for each in dequantize(checkpoint, slices, dtype, device)]
+    if factory.keeps_quantized:
+        if factory.blocks is not None and isinstance(_kind(checkpoint, name, factory), str):
+            assert stored.read_blocks is not None
+            from_blocks, on_packed = factory.blocks.from_blocks, checkpoint.release_pages
+            blocks = of_experts(stored.read_blocks(), stored.shape, part, slice_blocks)
+            if blocks is not None:
+                return [from_blocks([each], dtype, on_packed) for each in blocks]
+        if stored.packed is not None:
+            matrices = of_experts(stored.packed.read(), stored.shape, part, slice_matrix)
+            weights = quantized_experts(matrices, factory, dtype)
+            if weights is not None:
+                return weights
+    return [factory.plain(each) for each in dequantize(checkpoint, slices, dtype, device)]
+
+
+def quantized_experts(
+    matrices: Sequence[QuantizedMatrix] | None, factory: WeightFactory, dtype: torch.dtype
+) -> Sequence[LinearWeight] | None:
+    """Return a weight for each of the matrices; None if one must be dequantized."""
+    weights: list[LinearWeight] = []
+    for matrix in matrices or ():
+        weight = factory.quantized([matrix], dtype)
+        if weight is None:
+            return None
+        weights.append(weight)
+    return weights or None
+
+
+def of_experts(
+    matrices: Matrix,
+    shape: tuple[int, ...],
+    part: TensorSlice,
+    cut: Callable[[Matrix, int, Spans], Matrix | None],
+) -> list[Matrix] | None:
+    """Return the part of each expert's matrix, which lie one below the other.
+
+    `shape` is [experts, inputs, outputs] of the tensor. None if the part begins or ends inside a
+    block.
+    """
+    num_experts, _, num_rows = shape
+    rows = part.spans if part.axis == 2 else ((0, num_rows),)
+    found: list[Matrix] = []
+    for expert in range(num_experts):
+        first = expert * num_rows
+        own = cut(matrices, 0, [(first + start, first + stop) for start, stop in rows])
+        if own is not None and part.axis == 1:
+            own = cut(own, 1, part.spans)
+        if own is None:
+            return None
+        found.append(own)
     return found
 
 

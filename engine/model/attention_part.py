@@ -9,7 +9,7 @@ from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.mlp import scaled
 from swiftchat.engine.model.norms import norm_widths_
-from swiftchat.engine.model.ops import Ops
+from swiftchat.engine.model.ops import AttentionInputs, Ops
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.layers import Norm
@@ -29,8 +29,8 @@ class AttentionPart:
     def __call__(self, plan: Any, x: Tensor, kv: LayerKV) -> Tensor:
         """Return the output for the normed input x, before the all-reduce."""
         ops, weights = self.ops, self.weights
-        qkv, gates, norms = self._inputs(plan, x)
-        out = ops.attend(plan, self.number, qkv, kv, norms, weights.sinks, weights.latent)
+        qkv, gates, inputs = self._inputs(plan, x, kv)
+        out = ops.attend(plan, qkv, inputs)
         if gates is not None:
             gate = self.config.gate
             out = ops.gate(out, gates, softplus=gate is not None and gate.softplus)
@@ -40,21 +40,21 @@ class AttentionPart:
 
     def store(self, plan: Any, x: Tensor, kv: LayerKV) -> None:
         """Write keys and values for the normed input x to the cache; attend to nothing."""
-        qkv, _, norms = self._inputs(plan, x)
-        self.ops.store(plan, self.number, qkv, kv, norms, self.weights.latent)
+        qkv, _, inputs = self._inputs(plan, x, kv)
+        self.ops.store(plan, qkv, inputs)
 
     def _inputs(
-        self, plan: Any, x: Tensor
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
-        """Return q k v, the scores of the output's gate, and the norms of heads still to come."""
+        self, plan: Any, x: Tensor, kv: LayerKV
+    ) -> tuple[Tensor, Tensor | None, AttentionInputs]:
+        """Return q k v, the scores of the output's gate, and what else the attention reads."""
         qkv, gates = self._projected(plan, x)
         if self.config.clip is not None:
             self.ops.clamp_(qkv, self.config.clip)
-        norms, kind = self.weights.head_norms, self.config.head_norms
+        weights, norms, kind = self.weights, self.weights.head_norms, self.config.head_norms
         if norms is not None and kind is not None and kind.over == "width" and self.ranks.size > 1:
             norm_widths_(qkv, *norms, self.norm, self.ranks)
             norms = None
-        return qkv, gates, norms
+        return qkv, gates, AttentionInputs(self.number, kv, norms, weights.sinks, weights.latent)
 
     def _projected(self, plan: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return queries, keys and values, and the scores of the output's gate if it has one."""

@@ -1,10 +1,13 @@
-"""The weights of a token mixer with a state."""
+"""What a token mixer with a state reads: its weights, states and ranks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.state_cache import LayerStates
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,16 @@ class MixerWeights:
     def tensors(self) -> list[Tensor]:
         """The tensors besides the matrices."""
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
+
+
+@dataclass(frozen=True)
+class MixerInputs:
+    """What a layer's mixer reads besides the projections of its input; it also writes the states.
+
+    `activate` computes the activation of its convolution. `ranks` divide its heads or channels.
+    """
+
+    weights: MixerWeights
+    states: LayerStates
+    activate: Callable[[Tensor], Tensor]
+    ranks: Communicator

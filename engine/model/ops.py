@@ -1,6 +1,7 @@
 """The operations that a decoder computes with: what each device implements."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,20 @@ from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.schedule.batch import Batch
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What the attention of a layer reads besides the batch's queries, keys and values.
+
+    `norms` are the weights of the query and key norms, which come first.
+    """
+
+    layer: int
+    kv: LayerKV
+    norms: tuple[Tensor, Tensor] | None = None
+    sinks: Tensor | None = None
+    latent: LatentWeights | None = None
 
 
 class Ops(Protocol):
@@ -76,30 +91,13 @@ class Ops(Protocol):
         """Return the sum of two branches' outputs, which may overwrite x."""
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
-    def attend(
-        self,
-        plan: Any,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        sinks: Tensor | None,
-        latent: LatentWeights | None,
-    ) -> Tensor:
+    def attend(self, plan: Any, qkv: Tensor, inputs: AttentionInputs) -> Tensor:
         """Rotate, write keys and values to the layer's cache, attend: [n, num_heads * value_dim].
 
-        `norms` are the weights of the query and key norms, which come first. Overwrites `qkv`.
+        Overwrites `qkv`.
         """
 
-    def store(
-        self,
-        plan: Any,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        latent: LatentWeights | None,
-    ) -> None:
+    def store(self, plan: Any, qkv: Tensor, inputs: AttentionInputs) -> None:
         """Write keys and values to the layer's cache, as `attend` does, without attention."""
 
     def mix(

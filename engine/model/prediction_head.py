@@ -1,6 +1,6 @@
 """A prediction head: one more layer of a model, which continues its hidden states."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,9 @@ from swiftchat.engine.model.head_cache import HeadCache
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.architectures.parts.layers import Norm
+
+Chain = Callable[[int, int, Sequence[int], int], list[int]]
+"""`PredictionHead.chain`."""
 
 
 class HeadInput(Protocol):

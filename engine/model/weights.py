@@ -146,6 +146,12 @@ def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
     return per_layer + (0 if is_head else weights.embed.nbytes)
 
 
+def expert_bytes(weights: DecoderWeights) -> int:
+    """Bytes of the routed experts: of these, a token reads only the chosen ones."""
+    routed = (layer.experts.each for layer in weights.layers if layer.experts is not None)
+    return sum(t.nbytes for experts in routed for expert in experts for t in expert.tensors)
+
+
 def has_quantized(weights: DecoderWeights) -> bool:
     """Return whether any matrix is quantized."""
     return any(matrix.is_quantized for matrix in _matrices(weights))

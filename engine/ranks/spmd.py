@@ -35,7 +35,7 @@ from swiftchat.engine.comm.pipeline import GlooPipeline, GpuPipeline, Pipeline, 
 from swiftchat.engine.device.device import device_error, find_device
 from swiftchat.engine.device.driver import open_gpu, start_driver
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.generation.engine import Outcome
+from swiftchat.engine.generation.generations import Outcome
 from swiftchat.engine.ranks.supervisor import ERROR_GRACE_S, RankSupervisor
 from swiftchat.errors import DeviceError, SwiftchatError
 

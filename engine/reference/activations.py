@@ -27,10 +27,7 @@ def act_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return the input of an MLP's last matrix, as `Ops.act_and_mul`."""
     if not activation.gated:
         return ACTIVATIONS[activation.kind](gate_up)
-    if activation.interleaved:
-        gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
-    else:
-        gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate_up.chunk(2, dim=-1)
     if activation.limit is not None:
         gate, up = _clamp(gate, up, activation.limit)
     if activation.scale != 1.0:

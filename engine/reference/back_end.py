@@ -5,12 +5,16 @@ from typing import ClassVar
 
 import torch
 
+from swiftchat.engine.api.protocol import OnProgress
 from swiftchat.engine.linear.factory import WeightFactory
-from swiftchat.engine.model.back_end import DecoderParts
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.decoder_parts import DecoderParts
 from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.prediction_head import PredictionHead
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.chunk import ChunkLimit, gpu_chunk_limit
+from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
@@ -40,3 +44,21 @@ class TorchBackEnd:
         ops = TorchOps(shard.local_config, parts.ctx_size_tokens, self.device, shard)
         decoder = Decoder(shard.local_config, parts.weights, ops, parts.ranks, parts.stages)
         return decoder, parts.new_cache(ops.heads_first)
+
+    def graphs(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        scheduler: Scheduler,
+        ctx_size_tokens: int,
+        on_progress: OnProgress,
+    ) -> None:
+        return
+
+    def head_ops(
+        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
+    ) -> TorchOps:
+        return TorchOps(config, ctx_size_tokens, self.device)
+
+    def head_chain(self, head: PredictionHead, ctx_size_tokens: int) -> None:
+        return

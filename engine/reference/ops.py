@@ -14,10 +14,10 @@ from torch import Tensor
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
-from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerInputs, MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_, norm_values_
+from swiftchat.engine.model.ops import AttentionInputs
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.rope import cos_sin_table, query_factors
 from swiftchat.engine.model.state_cache import LayerStates, StateRows, plan_states
@@ -139,67 +139,38 @@ class TorchOps(Elementwise):
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         return weight.matmul(x, bias)
 
-    def attend(
-        self,
-        plan: TorchPlan,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        sinks: Tensor | None,
-        latent: LatentWeights | None,
-    ) -> Tensor:
-        config = self._attention(layer)
-        if latent is not None and config.latent is not None:
-            return self._attend_to_latents(plan, layer, qkv, kv, config, latent)
-        queries = self._rotated(plan, layer, qkv, kv, norms)
+    def attend(self, plan: TorchPlan, qkv: Tensor, inputs: AttentionInputs) -> Tensor:
+        config, kv, scores = self._attention(inputs), inputs.kv, self._attention(inputs).scores
+        number, visible = plan.kv_numbers[inputs.layer], plan.attention[scores.visible]
+        if inputs.latent is not None and config.latent is not None:
+            latents, kv_b = self._latent_inputs(plan, qkv, inputs), inputs.latent.kv_b
+            return latent_attention(latents, number, kv, visible, scores.scale, config.latent, kv_b)
+        queries = self._rotated(plan, qkv, inputs)
+        is_grouped = config.num_heads != config.num_kv_heads
         out = attention(
-            queries,
-            plan.kv_numbers[layer],
-            kv,
-            plan.attention[config.scores.visible],
-            config.scores.scale,
-            config.num_heads != config.num_kv_heads,
-            config.scores.softcap,
-            sinks,
+            queries, number, kv, visible, scores.scale, is_grouped, scores.softcap, inputs.sinks
         )
         if config.values.dim == queries.shape[2]:
             return out
         return out.view(queries.shape)[..., : config.values.dim].reshape(len(out), -1)
 
-    def store(
-        self,
-        plan: TorchPlan,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        latent: LatentWeights | None,
-    ) -> None:
-        config = self._attention(layer)
-        if latent is not None and config.latent is not None:
-            self._latent_inputs(plan, layer, qkv, kv, config, latent)
+    def store(self, plan: TorchPlan, qkv: Tensor, inputs: AttentionInputs) -> None:
+        if inputs.latent is not None:
+            self._latent_inputs(plan, qkv, inputs)
         else:
-            self._rotated(plan, layer, qkv, kv, norms)
+            self._rotated(plan, qkv, inputs)
 
-    def _attention(self, layer: int) -> Attention:
-        config = self._config.layers[layer].attention
+    def _attention(self, inputs: AttentionInputs) -> Attention:
+        config = self._config.layers[inputs.layer].attention
         assert config is not None
         return config
 
-    def _rotated(
-        self,
-        plan: TorchPlan,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
+    def _rotated(self, plan: TorchPlan, qkv: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the queries [n, num_heads, head_dim], with norms and rotated; store keys, values.
 
         Overwrites `qkv`.
         """
-        config, norm = self._attention(layer), self._config.norm
+        config, norm, norms = self._attention(inputs), self._config.norm, inputs.norms
         if config.values.are_keys:
             qkv = torch.cat([qkv, qkv[:, config.num_heads * config.head_dim :]], 1)
         if config.values.dim != config.head_dim:
@@ -220,53 +191,33 @@ class TorchOps(Elementwise):
         if growth := config.scores.growth:
             queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
         if new_kv.shape[1]:
-            store(plan, plan.kv_numbers[layer], kv, new_kv)
+            store(plan, plan.kv_numbers[inputs.layer], inputs.kv, new_kv)
         return queries
 
     def mix(
         self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:
-        kind, states = self._config.layers[layer].mixer, plan.states[layer]
-        assert kind is not None
-        activation = ACTIVATIONS[self._config.layers[layer].mixer_activation]
-        return mix(x, mixer, kind, plan.state_rows, states, activation, ranks)
-
-    def _attend_to_latents(
-        self,
-        plan: TorchPlan,
-        layer: int,
-        projected: Tensor,
-        kv: LayerKV,
-        config: Attention,
-        weights: LatentWeights,
-    ) -> Tensor:
-        latent = config.latent
-        assert latent is not None
-        inputs = self._latent_inputs(plan, layer, projected, kv, config, weights)
-        number, attention = plan.kv_numbers[layer], plan.attention[config.scores.visible]
-        scale = config.scores.scale
-        return latent_attention(inputs, number, kv, attention, scale, latent, weights.kv_b)
+        config = self._config.layers[layer]
+        assert config.mixer is not None
+        activate = ACTIVATIONS[config.mixer_activation]
+        inputs = MixerInputs(mixer, plan.states[layer], activate, ranks)
+        return mix(x, config.mixer, plan.state_rows, inputs)
 
     def _latent_inputs(
-        self,
-        plan: TorchPlan,
-        layer: int,
-        projected: Tensor,
-        kv: LayerKV,
-        config: Attention,
-        weights: LatentWeights,
+        self, plan: TorchPlan, projected: Tensor, inputs: AttentionInputs
     ) -> LatentInputs:
         """Return the rotated inputs of latent attention; store the latents and keys."""
-        assert config.latent is not None
-        inputs = project(projected, config.latent, weights)
+        config, weights = self._attention(inputs), inputs.latent
+        assert config.latent is not None and weights is not None
+        latents = project(projected, config.latent, weights)
         if config.rope is not None:
             table = plan.cos_sin[self._ropes.index((config.rope, config.rope_width))]
-            for part in inputs.rotated:
+            for part in latents.rotated:
                 rotate_(part, *table)
         if growth := config.scores.growth:
-            inputs.queries.mul_(query_factors(growth, plan.positions).view(-1, 1, 1))
-        store(plan, plan.kv_numbers[layer], kv, inputs.rows)
-        return inputs
+            latents.queries.mul_(query_factors(growth, plan.positions).view(-1, 1, 1))
+        store(plan, plan.kv_numbers[inputs.layer], inputs.kv, latents.rows)
+        return latents
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         return act_and_mul(gate_up, self._config.activation)

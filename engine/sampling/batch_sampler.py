@@ -64,7 +64,10 @@ def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def _sample_one(logits: Tensor, draw: Draw) -> int:
-    return sample(logits, draw.tokens, draw.num_prompt, draw.params, draw.seed, draw.allowed)
+    return sample(
+        *(logits, draw.tokens, draw.num_prompt, draw.params, draw.seed, draw.allowed),
+        position=draw.position,
+    )
 
 
 def _settings(params: SamplingParams) -> _Settings | None:
@@ -72,6 +75,8 @@ def _settings(params: SamplingParams) -> _Settings | None:
     if params.temperature == 0:
         return _GREEDY
     if params.typical_p < 1 or params.top_p_decay < 1:
+        return None
+    if params.top_n_sigma > 0 or params.xtc_probability > 0:
         return None
     return params.temperature, params.top_k, params.top_p, params.min_p
 

@@ -1,4 +1,4 @@
-"""Filters: the candidates that top-k, typical-p, min-p and top-p keep of a distribution.
+"""Filters: the candidates that top-nσ, top-k, typical-p, min-p, top-p and XTC keep.
 
 Candidates are probabilities (fp32) and ids, in descending order of the probability. Without any
 filter they are the whole vocabulary in the order of the ids.
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.sampling.philox import uniform
 
 Candidates = tuple[Tensor, Tensor]
 
@@ -17,6 +18,7 @@ Candidates = tuple[Tensor, Tensor]
 # enough. The result equals that of a full sort.
 _NUM_PARTIAL_SORT = 256
 _SMALLEST_TOP_P = 1e-6  # keeps only the most probable token
+_XTC_STREAM = 1  # of random numbers; tokens are drawn with those of stream 0
 
 
 def candidates(probs: Tensor, params: SamplingParams, top_p: float) -> Candidates:
@@ -39,6 +41,37 @@ def candidates(probs: Tensor, params: SamplingParams, top_p: float) -> Candidate
     values, ids = values[:num_kept], ids[:num_kept]
     has_filter = params.top_k > 0 or params.min_p > 0 or has_typical
     return keep_top_p(values, ids, top_p, has_filter)
+
+
+def keep_top_n_sigma(logits: Tensor, n: float) -> Tensor:
+    """Return logits fp32 [vocab_size] with −inf for those more than n σ below the maximum.
+
+    0 is off. σ is the standard deviation of the logits of all ids that are not banned. No
+    temperature changes what is kept (Tang et al., 2024, arXiv:2411.07641).
+    """
+    if n == 0:
+        return logits
+    sigma = logits[logits > -torch.inf].double().std(correction=0)
+    return logits.masked_fill(logits < logits.max().double() - n * sigma, -torch.inf)
+
+
+def exclude_top_choices(
+    found: Candidates, params: SamplingParams, seed: int, position: int
+) -> Candidates:
+    """Return the candidates without the most probable ones, at some positions (XTC).
+
+    At a part `xtc_probability` of the positions, the ids of at least the probability
+    `xtc_threshold` are removed, but for the least probable of them.
+    """
+    values, ids = found
+    if uniform(seed, position, _XTC_STREAM) >= params.xtc_probability:
+        return found
+    is_top = values >= params.xtc_threshold * float(values.double().sum())
+    if int(is_top.sum()) < 2:
+        return found
+    least = values.masked_fill(~is_top, torch.inf).argmin()
+    is_top[least] = False
+    return values[~is_top], ids[~is_top]
 
 
 def num_partial_sort(top_k: int, vocab_size: int) -> int:

@@ -27,9 +27,12 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) for the token at `position` of a generation with a 64-bit seed."""
-    words = philox4x32((position & _MASK, position >> 32, 0, 0), (seed & _MASK, seed >> 32))
+def uniform(seed: int, position: int, stream: int = 0) -> float:
+    """Return a number in [0, 1) for the token at `position` of a generation with a 64-bit seed.
+
+    Numbers of different streams are independent.
+    """
+    words = philox4x32((position & _MASK, position >> 32, stream, 0), (seed & _MASK, seed >> 32))
     return float(_fraction(words))
 
 

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling.bans import ban_tokens
-from swiftchat.engine.sampling.filters import Candidates, candidates, decayed_top_p
+from swiftchat.engine.sampling.filters import (
+    Candidates,
+    candidates,
+    decayed_top_p,
+    exclude_top_choices,
+    keep_top_n_sigma,
+)
 from swiftchat.engine.sampling.penalties import add_bias, apply_dry, apply_penalties
 from swiftchat.engine.sampling.philox import uniform
 from swiftchat.errors import BadModelFile, SwiftchatError, UsageError
@@ -24,13 +30,14 @@ def sample(
     params: SamplingParams,
     seed: int,
     allowed: Tensor | None = None,
+    position: int | None = None,
 ) -> int:
     """Return the id that follows `tokens`: a prompt of `num_prompt` ids and the generated ones.
 
     `logits` is fp32 [vocab_size] and is not modified. Greedy ties go to the lowest id. The random
-    number depends only on the seed and the number of tokens. `allowed` are the ids that a grammar
-    allows, bool [vocab_size] on the CPU. Returns NOT_FINITE when a logit is
-    NaN or infinite, ALL_BANNED when no id is left; `sampling_error` is their error.
+    numbers depend only on the seed and the `position`, by default the number of tokens. `allowed`
+    are the ids that a grammar allows, bool [vocab_size] on the CPU. Returns NOT_FINITE when a logit
+    is NaN or infinite, ALL_BANNED when no id is left; `sampling_error` is their error.
     """
     if not math.isfinite(logits.sum()) and not torch.isfinite(logits).all():
         return NOT_FINITE
@@ -42,11 +49,14 @@ def sample(
         return token if math.isfinite(logits[token]) else ALL_BANNED
     if not math.isfinite(logits.max()):
         return ALL_BANNED
-    return draw(*distribution(logits, tokens[num_prompt:], params), seed, len(tokens))
+    position = len(tokens) if position is None else position
+    found = distribution(logits, tokens[num_prompt:], params)
+    return draw(*exclude_top_choices(found, params, seed, position), seed, position)
 
 
 def distribution(logits: Tensor, generated: Sequence[int], params: SamplingParams) -> Candidates:
-    """Return the candidates that the temperature and the filters make of processed logits."""
+    """Return what the temperature and the filters but XTC make of processed logits."""
+    logits = keep_top_n_sigma(logits, params.top_n_sigma)
     # Subtracting the maximum and bounding the divisor prevent overflow.
     probs = torch.softmax((logits - logits.max()) / max(params.temperature, 1e-6), 0)
     return candidates(probs, params, decayed_top_p(generated, params))

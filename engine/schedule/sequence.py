@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.constraint import Constraint
 from swiftchat.engine.schedule.content import Digest, root_of
+from swiftchat.engine.schedule.reasoning import ReasoningProgress
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL, BidirectionalPrefix
 
@@ -19,7 +20,8 @@ class TokenSequence:
     the last of them, or `root`. `num_cached` is the length of the prefix found in the cache.
     `num_scored` prompt tokens have had the logprob of the token after them reported. The hidden
     states of `num_pooled` tokens are part of the embedding, if one is requested. `constraint`
-    follows the generated tokens. `proposed` are tokens that may follow: the next step computes
+    follows the generated tokens, `reasoning` their reasoning, if it has a budget. `forced` are the
+    next tokens, whatever is sampled. `proposed` are tokens that may follow: the next step computes
     them too, to verify them (`engine.speculation`). `num_dropped_prompt` and
     `num_dropped_generated` tokens are no longer in `tokens`, after `num_slides` full contexts
     (`sliding.py`). `num_restored` counts the tokens whose blocks came from a tier below the device,
@@ -37,6 +39,8 @@ class TokenSequence:
     bidirectional_prefix: BidirectionalPrefix = CAUSAL
     constraint: Constraint | None = None
     tuning: SequenceTuning | None = None
+    reasoning: ReasoningProgress | None = field(init=False)
+    forced: list[int] = field(default_factory=list)
     proposed: tuple[int, ...] = ()
     num_prompt: int = field(init=False)
     num_computed: int = 0
@@ -58,6 +62,7 @@ class TokenSequence:
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
+        self.reasoning = ReasoningProgress.of(self.params)
         self.num_scored = self.num_virtual
         self.parent = self.root
 
@@ -93,6 +98,17 @@ class TokenSequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_left(self) -> int | None:
+        """The most tokens that may follow until the answer or its reasoning is ended; None: any."""
+        if self.reasoning is not None and self.reasoning.is_thinking:
+            return self.reasoning.num_left
+        if self.params.max_tokens is None:
+            return None
+        num_reasoned = 0 if self.reasoning is None else self.reasoning.num_tokens
+        num_generated = self.num_generated + self.num_dropped_generated
+        return self.params.max_tokens - (num_generated - num_reasoned)
 
     @property
     def is_decoding(self) -> bool:

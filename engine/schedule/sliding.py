@@ -10,7 +10,7 @@ def drop_middle(sequence: TokenSequence, num_kept: int) -> int:
 
     The newest tokens stay. The others move to lower positions, so all behind the first ones must
     be computed again. What follows then equals the answer to a prompt of the tokens that stay, with
-    the rest of `min_tokens` and `max_tokens`; penalties still know which of them are generated.
+    the rest of `min_tokens`; penalties still know which of them are generated.
     """
     num_dropped = (len(sequence.tokens) - num_kept + 1) // 2
     end = num_kept + num_dropped
@@ -25,7 +25,6 @@ def drop_middle(sequence: TokenSequence, num_kept: int) -> int:
     sequence.params = replace(
         params,
         min_tokens=max(0, params.min_tokens - num_generated),
-        max_tokens=None if params.max_tokens is None else params.max_tokens - num_generated,
         prompt_logprobs=None,  # they were reported
     )
     return num_dropped

@@ -1,6 +1,7 @@
 """The listening socket of an engine: authenticates terminals and sends them the model's files."""
 
 import contextlib
+import math
 import os
 import secrets
 import socket
@@ -13,14 +14,13 @@ from pathlib import Path
 import psutil
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.address import Address, set_tcp_options
+from swiftchat.engine.api.address import Address, set_tcp_options, write_token
 from swiftchat.engine.api.model_files import read_piece, text_files
-from swiftchat.engine.api.params import ServeConfig
 from swiftchat.engine.api.protocol import VERSION, EngineStatus
 from swiftchat.engine.api.wire import MAX_MESSAGE_BYTES, Message
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
-from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, SwiftchatError, UsageError
+from swiftchat.errors import BadModelFile, DeviceError, SwiftchatError, UsageError
 
 _HEARTBEAT_S = 1.0
 _MAX_TERMINALS = 16
@@ -36,7 +36,9 @@ class Listener:
     It listens from construction on. A TCP socket, on loopback, requires a token, which is
     written to `token_file`; a Unix socket has mode 0600 and requires none. A connection without
     the right token is closed without an answer. Terminals may fetch the text files of `directory`.
-    `on_stop` is called when a terminal at a Unix socket asks the engine to end.
+    `on_stop` is called when a terminal at a Unix socket asks the engine to end. `endpoint` is the
+    URL of an HTTP endpoint in front of the engine. `listening` is the socket at the address, if the
+    process has inherited it.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class Listener:
         name: str,
         directory: Path,
         on_stop: Callable[[], None] | None = None,
-        serve_config: ServeConfig | None = None,
+        endpoint: str | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         self._server, self._directory, self._name = server, directory, name
-        self._on_stop, self._serve_config = on_stop, serve_config
+        self._on_stop, self._endpoint = on_stop, endpoint
         files = text_files(directory)
         self._sizes = {file.name: file.size_bytes for file in files}
         self._welcome = {
@@ -59,7 +62,7 @@ class Listener:
             "name": name,
             "files": [file.to_wire() for file in files],
         }
-        self._socket = address.listen()
+        self._socket = listening or address.listen()
         self.token_file: Path | None = None
         self._token: str | None = None
         self.address = address
@@ -67,7 +70,7 @@ class Listener:
             self.address = Address(address.host, self._socket.getsockname()[1])
             self._token = secrets.token_urlsafe(_TOKEN_BYTES)
             self.token_file = token_file or self.address.token_file
-            _write_secret(self.token_file, self._token)
+            write_token(self.token_file, self._token)
         self._handshakes = threading.Semaphore(_MAX_HANDSHAKES)
         self._num_connected, self._connected_lock = 0, threading.Lock()
         self._is_closed = False
@@ -188,6 +191,7 @@ class Listener:
         except (EOFError, OSError):
             return
         if message["type"] == "begin":
+            self._server.keep_longer(_seconds(message.get("keep_alive_s")))
             self._server.serve(terminal)
         elif message["type"] == "stop" and self._token is None and self._on_stop is not None:
             self._on_stop()
@@ -195,7 +199,6 @@ class Listener:
     def _status(self) -> Message:
         state = self._server.state or {}
         info = state["info"] if state.get("type") == "ready" else {}
-        config = self._serve_config
         return EngineStatus(
             name=self._name,
             pid=os.getpid(),
@@ -205,8 +208,9 @@ class Listener:
             device=info.get("device", ""),
             device_bytes=info.get("weights_bytes", 0) + info.get("cache_bytes", 0),
             ctx_size_tokens=info.get("ctx_size_tokens", 0),
-            keep_alive_s=config.keep_alive_s if config else None,
-            endpoint=config.endpoint if config else None,
+            keep_alive_s=self._server.keep_alive_s,
+            ends_in_s=self._server.ends_in_s,
+            endpoint=self._endpoint,
         ).to_wire()
 
     def _file_piece(self, message: Message) -> Message:
@@ -220,6 +224,11 @@ class Listener:
         return protocol.error_message(UsageError("the model has no such file"))
 
 
+def _seconds(value: object) -> float:
+    """Return the time that a terminal has sent, 0 for anything else."""
+    return value if isinstance(value, float) and math.isfinite(value) else 0.0
+
+
 def _memory_bytes() -> int:
     """Return the memory of this process and its children, the ranks."""
     process, total = psutil.Process(), 0
@@ -227,14 +236,3 @@ def _memory_bytes() -> int:
         with contextlib.suppress(psutil.Error):  # it has just ended
             total += one.memory_info().rss
     return total
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    """Write a new file that only this user can read, replacing an existing one."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.touch(0o600, exist_ok=False)
-        path.write_text(secret + "\n")
-    except OSError as error:
-        raise FileSystemError(f"cannot write the token to {path}: {error.strerror}") from error

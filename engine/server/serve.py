@@ -33,11 +33,15 @@ class EngineServer:
     """Serves one engine to any number of terminals, each with generation ids of its own.
 
     `serve` runs on one thread per terminal, `run` on the engine's thread; any thread may call
-    the other methods. `owner` is the terminal that started the engine, if one did.
+    the other methods. `owner` is the terminal whose end is that of the engine, if there is one.
+    `keep_alive_s` is the time without use after which the engine ends; None is never.
     """
 
-    def __init__(self, owner: TerminalConnection | None = None) -> None:
+    def __init__(
+        self, owner: TerminalConnection | None = None, keep_alive_s: float | None = None
+    ) -> None:
         self._owner = owner
+        self.keep_alive_s = keep_alive_s
         self._commands: Queue[tuple[TerminalConnection, Message]] = Queue(_MAX_QUEUED)
         self._terminals: list[TerminalConnection] = []
         self._terminals_lock = threading.Lock()
@@ -66,8 +70,20 @@ class EngineServer:
 
     @property
     def idle_s(self) -> float:
-        """The time since the engine was loaded or last computed, 0 while it does."""
+        """The time since the engine was loaded, computed or was left, 0 while it computes."""
         return 0.0 if self._requests else time.monotonic() - self._last_use
+
+    @property
+    def ends_in_s(self) -> float | None:
+        """The time after which the engine ends if nobody uses it; None: never, or it is used."""
+        if self.keep_alive_s is None or self.num_guests:
+            return None
+        return max(0.0, self.keep_alive_s - self.idle_s)
+
+    def keep_longer(self, seconds: float) -> None:
+        """Let an engine that ends without use stay at least so long."""
+        if self.keep_alive_s is not None:
+            self.keep_alive_s = max(seconds, self.keep_alive_s)
 
     def publish(self, state: Message) -> None:
         """Send the engine's state (progress, ready, error) to all present and later terminals."""
@@ -97,6 +113,7 @@ class EngineServer:
             terminal.close()
             with self._terminals_lock:
                 self._terminals.remove(terminal)
+                self._last_use = time.monotonic()
             self._commands.put((terminal, {"type": "leave"}))
 
     def _enqueue(self, terminal: TerminalConnection, message: Message) -> None:

@@ -46,6 +46,8 @@ def _validate_params(params: Mapping[str, Any]) -> None:
             is_valid = _is_list_of(_IS_ELEMENT.get(name, _is_count), value)
         elif value is None:
             is_valid = known[name].default is None
+        elif name == "reasoning":
+            is_valid = _is_reasoning(value)
         elif type(known[name].default) is bool:
             is_valid = type(value) is bool
         elif name == "pooling":
@@ -98,6 +100,29 @@ def _is_bias(value: object) -> bool:
 
 def _is_word(value: object) -> bool:
     return _is_list_of(_is_count, value)
+
+
+def _is_reasoning(value: object) -> bool:
+    match value:
+        case {
+            "opens": list() as opens,
+            "close": bytes(),
+            "is_open": bool(),
+            "pieces": list() as pieces,
+            "ending": list() as ending,
+            **others,
+        }:
+            are_texts = all(type(text) is bytes for text in opens)
+            is_list = not others and are_texts and _is_list_of(_is_count, ending)
+            return is_list and _is_list_of(_is_piece, pieces)
+    return False
+
+
+def _is_piece(value: object) -> bool:
+    match value:
+        case [token, bytes()]:
+            return _is_count(token)
+    return False
 
 
 def _is_list_of(is_element: Callable[[object], bool], value: object) -> bool:

@@ -1,12 +1,10 @@
 """Proposes tokens with a prediction head that is one more layer of the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from swiftchat.engine.model.prediction_head import Chain
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.proposer import Stopwatch
-
-Chain = Callable[[int, int, Sequence[int], int], list[int]]
-"""`PredictionHead.chain`."""
 
 
 class HeadProposer:

@@ -175,7 +175,7 @@ class Speculation:
 
     def _is_on(self, sequence: TokenSequence) -> bool:
         params = sequence.params
-        is_sampled = not params.beams and params.pooling is None
+        is_sampled = not params.beams and params.pooling is None and not sequence.forced
         return params.speculate != "off" and is_sampled and sequence.constraint is None
 
     def _max_proposed(self, sequence: TokenSequence, num_rows: int) -> int | None:
@@ -186,8 +186,8 @@ class Speculation:
         if self._on_device and (params.unverified_controls or sequence.has_adapters):
             return None
         left = self._ctx_size_tokens - len(sequence.tokens)
-        if params.max_tokens is not None:
-            left = min(left, params.max_tokens - sequence.num_generated)
+        if sequence.num_left is not None:
+            left = min(left, sequence.num_left)
         # The step itself brings one token.
         return min(params.speculate_tokens, self._max_rows - num_rows, left - 1)
 

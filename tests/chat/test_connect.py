@@ -81,10 +81,11 @@ VALUES = {
     "swap_size": "1G",
     "threads": "1",
     "dummy": "x",
+    "keep_alive": "1m",
 }
 
 
-@pytest.mark.parametrize("name", ["model", *ENGINE_FIELDS, "no_attach"])
+@pytest.mark.parametrize("name", ["model", *ENGINE_FIELDS, "keep_alive", "no_attach"])
 def test_what_the_engine_determines_is_rejected_with_connect(name: str) -> None:
     flag = f"--{name.replace('_', '-')}"
     args = [flag, VALUES[name]] if name in VALUES else [flag]

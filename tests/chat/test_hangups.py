@@ -84,7 +84,8 @@ def test_the_first_failure_of_a_closed_terminal_ends_a_chat(
 def test_a_closed_terminal_ends_the_engine(tmp_path: Path) -> None:
     folder = chat_model_folder(tmp_path / "model")
     # An answer without end: the context slides, and end tokens are banned.
-    options = ("-m", str(folder), "--overflow", "sliding", "--min-tokens", "1000000")
+    options = ("-m", str(folder), "--device", "cpu", "--overflow", "sliding")
+    options += ("--min-tokens", "1000000")
     terminal = Terminal(SWIFTCHAT[0], [*SWIFTCHAT[1:], *options])
     terminal.wait_for(">>>", 60)
     terminal.type("tell me\r")

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from swiftchat.chat import cli
+from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.chat_options import CONFIG_NAMES
 from swiftchat.errors import SwiftchatError
@@ -268,6 +269,23 @@ def test_stop_strings(program: Program) -> None:
     assert program.run("-p", "x", "--stop", "swer").stdout == "An an\n"
 
 
+def test_an_answer_with_a_reasoning_budget_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its markers are for the engine alone."""
+    folder = fake_engine.make_folder(tmp_path, fake_engine.TEMPLATE + "{# </think> #}")
+    program = Program(folder, monkeypatch)
+    program.engine.answers = [{"text": "<think>hm</think>four"}]
+    result = program.run("-p", "x", "--json", "--reasoning-budget", "50", "-n", "40")
+    report = json.loads(result.stdout)
+    assert (report["reasoning"], report["content"]) == ("hm", "four")
+    assert report["params"]["reasoning_budget"] == 50 and "reasoning" not in report["params"]
+    assert report["usage"]["reasoning_tokens"] == len("<think>hm</think>")
+    with SessionStore(sessions_path(), print) as store:
+        message = store.load(report["session_id"]).messages[-1]
+    assert message.params["reasoning_budget"] == 50 and "reasoning" not in message.params
+
+
 def test_json_is_one_object_of_schema_1(program: Program) -> None:
     report = json.loads(program.run("-p", "x", "--json").stdout)
     assert report["schema"] == 1
@@ -280,6 +298,7 @@ def test_json_is_one_object_of_schema_1(program: Program) -> None:
         "restored_tokens": 0,
         "swapped_tokens": 0,
         "completion_tokens": 10,
+        "reasoning_tokens": 0,
         "dropped_tokens": 0,
         "context_used": 34,
         "context_size": 256,

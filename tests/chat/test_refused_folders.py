@@ -176,7 +176,8 @@ def test_a_gguf_file_runs_without_caches_and_without_a_working_folder(
     temporary.mkdir()
     env = {**user_folders(tmp_path / "file"), "TMPDIR": str(temporary)}
     gone = [*DELETED, str(tmp_path / "gone")]
-    command = [*SWIFTCHAT, "-m", str(smollm2_gguf), "-p", "Say hi", "-n", "3", "-q"]
+    options = ("-m", str(smollm2_gguf), "--device", "cpu", "-n", "3", "-q")
+    command = [*SWIFTCHAT, *options, "-p", "Say hi"]
     done = subprocess.run([*gone, *command], capture_output=True, env=env, input=b"")
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert list(temporary.iterdir()) == []

@@ -89,8 +89,9 @@ def test_errors_come_before_the_model_is_loaded(
 @pytest.mark.fault(49)
 def test_answers_of_a_model_match(folder: Path) -> None:
     """At temperature 1.5, from random weights, in a context with room for the instruction."""
+    model = ("-m", str(folder), "--device", "cpu", "--no-save")
     for seed in range(3):
-        options = ("-m", str(folder), "--no-save", "--temp", "1.5", "--seed", str(seed))
+        options = (*model, "--temp", "1.5", "--seed", str(seed))
         done = swiftchat("-p", "x", "--schema", SCHEMA, *options)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)

@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.packed_layout import GROUP_SIZES, PACKINGS, packed_bytes, packing_fits
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, PACKINGS, packed_bytes, packing_fits
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
     pack_fp8,
     pack_int4,
     pack_int8,
     pack_int8_groups,
+    pack_mxfp4,
 )
 from tests.support.kernels.case import Inputs
-from tests.support.kernels.packed_matrices import packed, parts
+from tests.support.kernels.packed_matrices import nibbles_to_column_order, packed, parts
 
 
 def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:
@@ -31,7 +32,7 @@ def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, Pa
         *(
             (*shape, g)
             for shape in [(5, 128), (3, 640), (2, 2048), (3, 4736)]
-            for g in GROUP_SIZES["INT4"]
+            for g in PACKED_SCHEMES["INT4"].group_sizes
         ),
         (3, 576, 64),
         (7, 96, 32),
@@ -90,6 +91,41 @@ def test_fp8_group_packing_is_lossless(rows: int, k: int, group: int) -> None:
         assert not table[:, k // group :].any() and table.shape[1] * group >= columns.shape[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "k"), [(5, 128), (3, 160), (9, 672)])
+def test_mxfp4_packing_is_lossless(rows: int, k: int, dtype: torch.dtype) -> None:
+    """The byte of a group is the exponent field of what placed elements are multiplied by.
+
+    They are 2^-126 (bf16) or 2^-14 (fp16) times as large. Rows have four neighboring bytes.
+    """
+    torch.manual_seed(k)
+    elements = torch.randint(0, 16, (rows, k), dtype=torch.uint8)
+    scale = torch.randint(100, 129, (rows, k // 32), dtype=torch.uint8)
+    matrix = pack_mxfp4(elements[:, 0::2] | elements[:, 1::2] << 4, scale, dtype)
+    assert matrix.shape == (rows, k) and matrix.row_scale is None
+    assert matrix.nbytes == packed_bytes("MXFP4", rows, k, 32)
+    tiles = matrix.tiles.view(len(matrix.tiles), -1, 8 * 68)
+    shift, mantissa_bits = (14, 10) if dtype == torch.float16 else (126, 7)
+    for row in range(rows):
+        for tile, own in enumerate(tiles[row // 8]):
+            fields = own[512:].view(8, 4)[row % 8]
+            found = nibbles_to_column_order(own[row % 8 * 64 :][:64])
+            expected = torch.zeros(128, dtype=torch.long)
+            part = elements[row, tile * 128 :][:128]
+            expected[: len(part)] = part
+            assert torch.equal(found, expected)
+            stored = scale[row, tile * 4 :][:4].double()
+            factors = (fields.int() << mantissa_bits).short().view(dtype).double()
+            assert torch.equal(factors[: len(stored)] * 2.0**-shift, 2.0 ** (stored - 127))
+            assert not fields[len(stored) :].any()
+
+
+def test_mxfp4_scales_above_two_are_refused() -> None:
+    values, scale = torch.zeros(2, 16, dtype=torch.uint8), torch.full((2, 1), 129).byte()
+    with pytest.raises(ValueError, match="MXFP4 with a scale of 129"):
+        pack_mxfp4(values, scale, torch.bfloat16)
+
+
 @pytest.mark.parametrize(("group", "size"), [(128, 64), (96, 32), (320, 64), (160, 32)])
 def test_larger_groups_are_divided(group: int, size: int) -> None:
     values, scale = torch.randint(0, 256, (5, 960), dtype=torch.uint8), torch.rand(5, 960 // group)
@@ -141,7 +177,8 @@ def test_row_slices_and_reordering(scheme: str, group: int) -> None:
     index = torch.randperm(43)
     mixed = matrix.reordered(index).reordered(torch.argsort(index))
     assert torch.equal(mixed.tiles, matrix.tiles)
-    assert torch.equal(mixed.row_scale, matrix.row_scale)
+    if mixed.row_scale is not None and matrix.row_scale is not None:
+        assert torch.equal(mixed.row_scale, matrix.row_scale)
     some = matrix.rows(16, 30)
     assert some.shape == (14, 640) and torch.equal(some.tiles, matrix.tiles[2:4])
     if not group:

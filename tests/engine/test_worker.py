@@ -167,7 +167,7 @@ def test_openmp_threads_spin_briefly(folder: Path) -> None:
     environment.pop("GOMP_SPINCOUNT", None)
     own_socket, worker_socket = socket.socketpair()
     worker = subprocess.Popen(
-        [sys.executable, "-m", "swiftchat.engine.worker", "--fd", str(worker_socket.fileno())],
+        [sys.executable, "-m", "swiftchat.engine.worker", "--fds", str(worker_socket.fileno())],
         pass_fds=[worker_socket.fileno()],
         stderr=subprocess.PIPE,
         text=True,

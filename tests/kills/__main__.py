@@ -26,7 +26,7 @@ from tests.support.forks.own import own_forks
 
 own_forks()  # first: it sets the number of threads
 
-from tests.kills import commands, conversation  # noqa: E402
+from tests.kills import commands, conversation, staying  # noqa: E402
 from tests.kills.outcome import SIGNALS, Outcome, table  # noqa: E402
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +35,8 @@ Kill = Callable[[str, str, random.Random, Path, Path], Outcome]
 TARGETS: dict[str, tuple[Callable[[Path], Path], Kill]] = dict.fromkeys(
     ("terminal", "worker", "rank"), (conversation.make_model, conversation.kill_in_conversation)
 ) | {
+    "leaving": (conversation.make_model, staying.kill_leaving),
+    "staying": (conversation.make_model, staying.kill_leaving),
     "downloader": (commands.make_nothing, commands.kill_download),
     "converter": (commands.make_source, commands.kill_conversion),
 }

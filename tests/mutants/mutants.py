@@ -35,8 +35,43 @@ _FAILED_STEP = (
 )
 _DOWNLOAD = "tests/weights/hub/test_download.py"
 _LISTENER = "tests/engine/server/test_listener.py"
+_INDEX = "tests/chat/knowledge/test_index.py"
+_KNOWING = "tests/chat/knowledge/test_chats_with_knowledge.py"
+
+_BUDGET = "tests/engine/generation/test_reasoning_budget.py"
+_STAYING = "tests/chat/subcommands/test_staying_engines.py"
+_INSTALLED = "tests/chat/endpoint/test_installed_models.py"
 
 MUTANTS = (
+    # Reasoning.
+    Mutant(
+        "the budget of reasoning is exceeded by a token",
+        "engine/schedule/reasoning.py",
+        "return self.is_thinking and self.num_tokens >= self.budget",
+        "return self.is_thinking and self.num_tokens > self.budget",
+        (_BUDGET,),
+    ),
+    Mutant(
+        "proposed tokens cross the end of the budget",
+        "engine/schedule/sequence.py",
+        "            return self.reasoning.num_left\n",
+        "            return None\n",
+        (f"{_BUDGET}::test_tokens_are_proposed_up_to_the_end_of_the_budget",),
+    ),
+    Mutant(
+        "XTC excludes by the number that draws the token",
+        "engine/sampling/filters.py",
+        "_XTC_STREAM = 1 ",
+        "_XTC_STREAM = 0 ",
+        ("tests/engine/sampling/test_filters.py",),
+    ),
+    Mutant(
+        "a row behind proposed tokens is sampled with the random number of the first",
+        "engine/sampling/batch_sampler.py",
+        "position=draw.position,",
+        "position=None,",
+        ("tests/engine/speculation/test_speculation.py",),
+    ),
     # Conversations.
     Mutant(
         "a session is saved without a transaction",
@@ -405,5 +440,105 @@ MUTANTS = (
         "    if not is_everywhere:\n",
         "    if False:\n",
         ("tests/engine/comm/test_agreement.py",),
+    ),
+    # Documents, knowledge, commands and pages.
+    Mutant(
+        "an archive may unpack to any size",
+        "chat/documents/reader.py",
+        "_MAX_UNPACKED_BYTES = 512 << 20",
+        "_MAX_UNPACKED_BYTES = 512 << 40",
+        ("tests/chat/attachments/test_documents.py::test_archives_that_unpack_to_too_much",),
+    ),
+    Mutant(
+        "a file that has changed is not indexed again",
+        "chat/knowledge/index.py",
+        "before is not None and before[:2] == stamp",
+        "before is not None",
+        (f"{_INDEX}::test_only_what_has_changed_is_indexed_again",),
+    ),
+    Mutant(
+        "the embeddings of a file are computed at each update",
+        "chat/knowledge/index.py",
+        "before is not None and before[2] == digest",
+        "False",
+        (f"{_INDEX}::test_only_what_has_changed_is_indexed_again",),
+    ),
+    Mutant(
+        "links out of a folder of knowledge are read",
+        "chat/knowledge/folder.py",
+        "entry.is_file(follow_symlinks=False)",
+        "entry.is_file()",
+        ("tests/chat/knowledge/test_folder.py::test_links_are_not_followed",),
+    ),
+    Mutant(
+        "a question that is asked again gets other passages",
+        "chat/knowledge/question.py",
+        "    if passages_in(message):\n",
+        "    if False:\n",
+        (f"{_KNOWING}::test_an_edited_question_keeps_its_passages",),
+    ),
+    Mutant(
+        "passages may fill the context",
+        "chat/knowledge/knowledge.py",
+        "if size_with <= max_tokens and",
+        "if",
+        (f"{_KNOWING}::test_the_share_of_the_context_is_bounded",),
+    ),
+    Mutant(
+        "a proposed command runs at any answer but no",
+        "chat/subcommands/do.py",
+        'if word in ("y", "yes"):',
+        'if word not in ("", "n", "no"):',
+        ("tests/chat/subcommands/test_do.py",),
+    ),
+    Mutant(
+        "a part of a proposed command may be invisible",
+        "chat/subcommands/do.py",
+        "    command = proposal.command\n    print(escape_invisible(command))\n",
+        "    command = proposal.command\n    print(command)\n",
+        ("tests/chat/subcommands/test_do.py::test_nothing_in_a_command_is_invisible",),
+    ),
+    Mutant(
+        "a question is HTML in an exported page",
+        "chat/render/web_page.py",
+        "    return escape(sanitize_prose(text))\n",
+        "    return sanitize_prose(text)\n",
+        ("tests/chat/render/test_web_page.py",),
+    ),
+    Mutant(
+        "an exported page links to any scheme",
+        "chat/render/web_page.py",
+        "        if _LINKED.fullmatch(address) is None:\n",
+        "        if False:\n",
+        ("tests/chat/render/test_web_page.py",),
+    ),
+    # Engines that stay, and several models in one server.
+    Mutant(
+        "an engine that stays ends with the chat that started it",
+        "engine/worker.py",
+        "        if self._stays:\n            return\n",
+        "",
+        (f"{_STAYING}::test_the_next_one_shot_uses_the_engine_of_the_first",),
+    ),
+    Mutant(
+        "an engine ends while a chat is connected",
+        "engine/server/serve.py",
+        "if self.keep_alive_s is None or self.num_guests:",
+        "if self.keep_alive_s is None:",
+        (f"{_STAYING}::test_an_open_chat_keeps_its_engine",),
+    ),
+    Mutant(
+        "a model leaves while it answers",
+        "chat/endpoint/installed_models.py",
+        "            while leaving.num_requests:\n",
+        "            while False:\n",
+        (f"{_INSTALLED}::test_a_model_that_answers_does_not_leave",),
+    ),
+    Mutant(
+        "a model leaves while a chat is attached to it",
+        "chat/endpoint/installed_models.py",
+        "if not chats.get(name)]",
+        "if name]",
+        (f"{_INSTALLED}::test_chats_attach_and_keep_their_model",),
     ),
 )

@@ -45,14 +45,14 @@ def step_logits(engine: Engine, num_rows: int) -> tuple[list[list[int]], Tensor]
     """
     decode, found = engine.graphs.decode, list[tuple[list[list[int]], Tensor]]()
     assert decode is not None
-    forward = decode.runner.forward
+    forward = decode.graphs.forward
 
     def record(sequences: Sequence[Any]) -> Tensor:
         logits = forward(sequences)
         found.append(([list(sequence.tokens) for sequence in sequences], logits.double()))
         return logits
 
-    decode.runner.forward = record  # type: ignore[method-assign]
+    decode.graphs.forward = record  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=1, speculate="off")
     tiny.run(engine, {i: tiny.random_ids(60 + i, seed=6 + i) for i in range(num_rows)}, params)
     return next((rows, logits) for rows, logits in found if len(rows) == num_rows)

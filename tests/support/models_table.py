@@ -87,9 +87,9 @@ Differences from other programs:
   bias of each key to bf16.
 - **DBRX** has its `rope_theta` in `attn_config`, as the published model (500,000). Transformers 5
   reads `rope_parameters` alone and takes 10,000 without them.
-- **GPT-OSS** is published with experts in MXFP4, also in GGUF files. With 16-bit activations they
-  stay packed on one GPU, and have 8 bits in the native CPU kernels. On several ranks they are
-  dequantized when they are read.
+- **GPT-OSS** is published with experts in MXFP4, also in GGUF files. They stay packed, in 4.25 bits
+  a weight, also on several ranks. On GPUs those of `down` are dequantized if ranks divide a group
+  of 32 columns, as four ranks do.
 - **Latent attention** on a GPU: kernels compute decode steps in 16 bits; torch's operators compute
   prompts.
 - **Qwen3-Next** has the projections of its linear layers in two tensors in GGUF files. If these

@@ -113,6 +113,19 @@ def fp8_blocks(
     return pack
 
 
+def mxfp4(weight: torch.Tensor) -> Packed:
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = weight.reshape(len(weight), -1, 32)
+    exponent = groups.abs().amax(2).log2().floor() - 2
+    scaled = groups / exponent.exp2().unsqueeze(2)
+    nearest = (scaled.abs().unsqueeze(-1) - numbers).abs().argmin(-1)
+    values = numbers[nearest] * scaled.sign() * exponent.exp2().unsqueeze(2)
+    bits = (nearest + 8 * (scaled < 0)).byte().view(len(weight), -1, 2)
+    packed = bits[..., 0] | bits[..., 1] << 4
+    tensors = {"weight_packed": packed, "weight_scale": (exponent + 127).byte()}
+    return tensors, values.view(weight.shape)
+
+
 def nf4(weight: torch.Tensor) -> Packed:
     codebook = np.linspace(-1, 1, 16).astype(np.float32)
     blocks = weight.reshape(-1, 64)
@@ -177,6 +190,17 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
             block_structure=[24, 32],
         ),
         fp8_blocks(24, 32, "weight_scale", torch.bfloat16),
+    ),
+    "compressed-mxfp4": (
+        compressed(
+            "mxfp4-pack-quantized",
+            num_bits=4,
+            type="float",
+            strategy="group",
+            group_size=32,
+            scale_dtype="torch.uint8",
+        ),
+        mxfp4,
     ),
     "nf4": (BITSANDBYTES, nf4),
     "int8": ({**BITSANDBYTES, "load_in_4bit": False, "load_in_8bit": True}, int8),

@@ -199,8 +199,9 @@ def run(
     for key, prompt in prompts.items():
         engine.add(key, list(prompt), params)
     while engine.has_work:
-        for key, event in engine.step():
-            engine.scheduler.check_integrity()
+        events = engine.step()
+        engine.scheduler.check_integrity()
+        for key, event in events:
             if key not in prompts:
                 continue
             if isinstance(event, Tokens):

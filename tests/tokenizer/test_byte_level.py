@@ -322,23 +322,23 @@ def test_merge_with_heap_equals_a_loop(text: str) -> None:
 
 # Made by the tests: every process that collects them would wait for the random ones.
 HOSTILE = {
-    "a": lambda: "a" * 250_000,
-    "spaces": lambda: " " * 250_000,
-    "bytes": lambda: random.Random(0).randbytes(250_000).decode("utf-8", "replace"),
-    "letters": lambda: "".join(random.Random(1).choices("abcdefghij", k=250_000)),
-    "control tokens": lambda: "<|im_start|>" * 20_000,
-    "prefixes": lambda: "<|im_" * 50_000,
+    "a": lambda: "a" * 100_000,
+    "spaces": lambda: " " * 100_000,
+    "bytes": lambda: random.Random(0).randbytes(100_000).decode("utf-8", "replace"),
+    "letters": lambda: "".join(random.Random(1).choices("abcdefghij", k=100_000)),
+    "control tokens": lambda: "<|im_start|>" * 8_000,
+    "prefixes": lambda: "<|im_" * 20_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_time_for_a_hostile_quarter_of_a_megabyte(smollm2: Path, name: str) -> None:
+def test_time_for_a_hostile_tenth_of_a_megabyte(smollm2: Path, name: str) -> None:
     ours = Tokenizer.load(smollm2)
     text = HOSTILE[name]()
     start = time.process_time()
     ids = ours.encode(text)
-    # About 0.1 s, 0.3 s for random text. An algorithm that is not linear takes an hour.
-    assert time.process_time() - start < 20
+    # About 0.1 s. An algorithm that is not linear takes minutes.
+    assert time.process_time() - start < 15
     assert not set(ours.special_tokens.values()) & set(ids)
 
 

@@ -121,7 +121,7 @@ def test_templates_may_use_all_named_tokens() -> None:
         "boi_token": "<pad>",
         "chat_template": "{{ image_token }}{{ boi_token }}{{ messages[0].content }}",
     }
-    ids = Tokenizer.from_json(ONE, config).apply_template([{"role": "user", "content": "<s>H"}])
+    ids = Tokenizer.from_json(ONE, config).prompt([{"role": "user", "content": "<s>H"}]).ids
     assert ids[:2] == [VOCAB["<s>"], VOCAB["<pad>"]]
     assert VOCAB["<s>"] not in ids[2:]
 

@@ -22,7 +22,7 @@ def test_trained_vocabularies_equal_the_library(name: str) -> None:
     ours, theirs = pair(name)
     control = set(ours.special_tokens.values())
 
-    @settings(max_examples=250, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(TEXTS)
     @example("")
     @example("   ")
@@ -44,7 +44,7 @@ def test_trained_vocabularies_equal_the_library(name: str) -> None:
 def test_decoding_and_streaming_any_ids_equals_the_library(name: str) -> None:
     ours, theirs = pair(name)
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(st.lists(st.integers(0, theirs.vocab_size() - 1), max_size=10))
     def check(ids: list[int]) -> None:
         text = ours.decode(ids, skip_special=True)
@@ -171,26 +171,26 @@ def test_tokens_declared_beside_the_model() -> None:
 
 # Made by the tests: every process that collects them would wait for the random ones.
 HOSTILE = {
-    "a": lambda: "a" * 250_000,
-    "spaces": lambda: " " * 250_000,
-    "marks": lambda: "e" + "\u0301" * 125_000,
-    "unknown": lambda: "\U0001f600" * 60_000,
-    "bytes": lambda: random.Random(0).randbytes(180_000).decode("utf-8", "replace"),
-    "letters": lambda: "".join(random.Random(1).choices("abtheor ", k=250_000)),
-    "control tokens": lambda: "<s>" * 80_000,
-    "user-defined": lambda: "<us" * 80_000,
+    "a": lambda: "a" * 100_000,
+    "spaces": lambda: " " * 100_000,
+    "marks": lambda: "e" + "\u0301" * 50_000,
+    "unknown": lambda: "\U0001f600" * 24_000,
+    "bytes": lambda: random.Random(0).randbytes(70_000).decode("utf-8", "replace"),
+    "letters": lambda: "".join(random.Random(1).choices("abtheor ", k=100_000)),
+    "control tokens": lambda: "<s>" * 32_000,
+    "user-defined": lambda: "<us" * 32_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("kind", ["bpe bytes", "bpe user-defined", "unigram user-defined"])
-def test_time_for_a_hostile_quarter_of_a_megabyte(kind: str, name: str) -> None:
+def test_time_for_a_hostile_tenth_of_a_megabyte(kind: str, name: str) -> None:
     ours = pair(kind)[0]
     text = HOSTILE[name]()
     start = time.process_time()
     ids = ours.encode(text)
-    # About 0.2 s. An algorithm that is not linear takes minutes.
-    assert time.process_time() - start < 30
+    # About 0.1 s. An algorithm that is not linear takes minutes.
+    assert time.process_time() - start < 15
     assert not set(ours.special_tokens.values()) & set(ids)
 
 

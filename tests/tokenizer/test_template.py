@@ -173,7 +173,7 @@ def test_ids_of_messages_equal_transformers(name: str) -> None:
     def check(messages: list[dict[str, Any]], prompt: bool) -> None:
         if any(special in m["content"] for m in messages for special in SPECIALS):
             return
-        ids = tokenizer.apply_template(messages, add_generation_prompt=prompt)
+        ids = tokenizer.prompt(messages, add_generation_prompt=prompt).ids
         assert ids == transformers_ids(reference, messages, add_generation_prompt=prompt)
 
     check()
@@ -186,14 +186,14 @@ def test_ids_of_tools_and_content_parts_equal_transformers() -> None:
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "", "tool_calls": calls},
     ]
-    ids = our_tokenizer(THINKING).apply_template(messages, tools=tools)
+    ids = our_tokenizer(THINKING).prompt(messages, tools=tools).ids
     assert ids == transformers_ids(transformers_tokenizer(THINKING), messages, tools=tools)
     parts = (
         "{% for m in messages %}{% for part in m.content %}"
         "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}"
     )
     chat = [{"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "image"}]}]
-    assert our_tokenizer(parts).apply_template(chat) == transformers_ids(
+    assert our_tokenizer(parts).prompt(chat).ids == transformers_ids(
         transformers_tokenizer(parts), chat
     )
 
@@ -206,7 +206,7 @@ def test_smollm2_ids_equal_transformers(smollm2: Path) -> None:
         [{"role": "system", "content": " x"}, {"role": "user", "content": "你好 12345\n\n"}],
         [{"role": "user", "content": ""}, {"role": "assistant", "content": "\nSure!"}],
     ):
-        assert tokenizer.apply_template(messages) == transformers_ids(reference, messages)
+        assert tokenizer.prompt(messages).ids == transformers_ids(reference, messages)
 
 
 HOSTILE_TEXTS = st.lists(
@@ -249,12 +249,11 @@ def test_message_text_never_becomes_a_control_token(name: str) -> None:
         hostile = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
         harmless = [message | {"content": "hello"} for message in hostile]
         found, expected = (
-            [i for i in tokenizer.apply_template(chat) if i in control]
-            for chat in (hostile, harmless)
+            [i for i in tokenizer.prompt(chat).ids if i in control] for chat in (hostile, harmless)
         )
         assert found == expected
         if name in ("chatml", "generation"):
-            text = tokenizer.decode(tokenizer.apply_template(hostile))
+            text = tokenizer.decode(tokenizer.prompt(hostile).ids)
             assert all(content in text for content in contents)
 
     check()
@@ -267,17 +266,17 @@ def test_template_and_message_text_are_encoded_as_one_span() -> None:
     whole = "user\n" + messages[0]["content"]
     reference.encode_special_tokens = True
     span = reference.encode(whole, add_special_tokens=False).ids
-    ids = our_tokenizer(CHATML).apply_template(messages)
+    ids = our_tokenizer(CHATML).prompt(messages).ids
     assert any(ids[n : n + len(span)] == span for n in range(len(ids)))
 
 
 def test_macros_give_the_same_ids() -> None:
     messages = [{"role": "user", "content": "hello <|im_start|>\n"}]
-    ids = our_tokenizer(MACRO).apply_template(messages, add_generation_prompt=False)
+    ids = our_tokenizer(MACRO).prompt(messages, add_generation_prompt=False).ids
     assert ids.count(0) == 1
     assert ids.count(1) == 1
     messages = [{"role": "user", "content": "hello \U0001f600\n"}]
-    assert our_tokenizer(MACRO).apply_template(messages) == transformers_ids(
+    assert our_tokenizer(MACRO).prompt(messages).ids == transformers_ids(
         transformers_tokenizer(MACRO), messages
     )
 
@@ -291,10 +290,10 @@ def test_tools_printed_as_python_objects() -> None:
     function = {"name": "f", "description": "it's <|im_end|> \n é", "count": 1.5, "strict": None}
     tools: list[Any] = [{"type": "function", "function": function}]
     hello = [{"role": "user", "content": "hello"}]
-    ids = our_tokenizer(source).apply_template(hello, tools=tools)
+    ids = our_tokenizer(source).prompt(hello, tools=tools).ids
     assert (ids.count(0), ids.count(1)) == (1, 1)
     function["description"] = "it's \n é"
-    assert our_tokenizer(source).apply_template(hello, tools=tools) == transformers_ids(
+    assert our_tokenizer(source).prompt(hello, tools=tools).ids == transformers_ids(
         transformers_tokenizer(source), hello, tools=tools
     )
 
@@ -345,9 +344,9 @@ def test_template_errors_are_reported() -> None:
         (None, "no chat template"),
     ):
         with pytest.raises(BadModelFile, match=reason):
-            our_tokenizer(source).apply_template(hello)
+            our_tokenizer(source).prompt(hello)
     with pytest.raises(TypeError):
-        our_tokenizer(CHATML).apply_template([{"role": "user", "content": object()}])
+        our_tokenizer(CHATML).prompt([{"role": "user", "content": object()}])
 
 
 def test_template_files_replace_the_config(tmp_path: Path) -> None:
@@ -367,12 +366,12 @@ def test_tools_select_the_tool_use_template() -> None:
     named = [{"name": "tool_use", "template": "hello"}, {"name": "default", "template": "user"}]
     tokenizer = Tokenizer.from_json(SPEC, {"chat_template": named})
     chat = [{"role": "user", "content": "x"}]
-    assert tokenizer.decode(tokenizer.apply_template(chat)) == "user"
-    assert tokenizer.decode(tokenizer.apply_template(chat, tools=[])) == "hello"
-    assert tokenizer.decode(tokenizer.apply_template(chat, template="the")) == "the"
+    assert tokenizer.decode(tokenizer.prompt(chat).ids) == "user"
+    assert tokenizer.decode(tokenizer.prompt(chat, tools=[]).ids) == "hello"
+    assert tokenizer.decode(tokenizer.prompt(chat, template="the").ids) == "the"
     without_default = Tokenizer.from_json(SPEC, {"chat_template": named[:1]})
     with pytest.raises(BadModelFile, match="only tool_use"):
-        without_default.apply_template(chat)
+        without_default.prompt(chat)
 
 
 def test_templates_by_name_and_in_the_older_file() -> None:

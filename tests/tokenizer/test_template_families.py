@@ -67,7 +67,7 @@ def test_ids_equal_transformers(style: str) -> None:
     for messages in PLAIN:
         for prompt in (True, False):
             expected = transformers_ids(style, messages, add_generation_prompt=prompt)
-            assert tokenizer.apply_template(messages, add_generation_prompt=prompt) == expected
+            assert tokenizer.prompt(messages, add_generation_prompt=prompt).ids == expected
 
 
 @pytest.mark.parametrize("style", chat_templates.WITH_TOOLS)
@@ -75,7 +75,7 @@ def test_ids_with_tools_equal_transformers(style: str) -> None:
     given_tools = tools('Where? <é> "q"')
     for messages in (HELLO, TURNS, [*HELLO, CALL, {"role": "tool", "content": "12 °C"}]):
         expected = transformers_ids(style, messages, tools=given_tools, add_generation_prompt=True)
-        assert our_tokenizer(style).apply_template(messages, tools=given_tools) == expected
+        assert our_tokenizer(style).prompt(messages, tools=given_tools).ids == expected
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_ids_with_tools_equal_transformers(style: str) -> None:
 )
 def test_ids_with_variables_equal_transformers(variables: dict[str, Any]) -> None:
     expected = transformers_ids("qwen-3", TURNS, add_generation_prompt=True, **variables)
-    assert our_tokenizer("qwen-3").apply_template(TURNS, **variables) == expected
+    assert our_tokenizer("qwen-3").prompt(TURNS, **variables).ids == expected
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_field_by_each_name(field: str) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "Hi.", field: "They greet me."}]
-    ids = our_tokenizer("qwen-3").apply_template(messages)
+    ids = our_tokenizer("qwen-3").prompt(messages).ids
     assert ids == transformers_ids("qwen-3", messages, add_generation_prompt=True)
     assert "They greet me." in our_tokenizer("qwen-3").decode(ids)
 
@@ -136,7 +136,7 @@ HOSTILE_TEXTS = st.lists(
 
 def control_ids(tokenizer: Tokenizer, *args: Any, **variables: Any) -> list[int]:
     control = set(tokenizer.special_tokens.values())
-    ids = tokenizer.apply_template(*args, **variables)
+    ids = tokenizer.prompt(*args, **variables).ids
     return [token_id for token_id in ids if token_id in control]
 
 
@@ -248,7 +248,7 @@ RENDERED = {
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_output_of_built_in_templates(name: str) -> None:
-    ids = our_tokenizer(f"built in: {name}").apply_template(chat_of(["S", "Q", "A", "R"]))
+    ids = our_tokenizer(f"built in: {name}").prompt(chat_of(["S", "Q", "A", "R"])).ids
     assert our_tokenizer(f"built in: {name}").decode(ids) == RENDERED[name]
 
 

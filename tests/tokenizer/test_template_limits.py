@@ -21,7 +21,7 @@ def tokenizer_spec() -> dict[str, Any]:
 
 def render(source: str, messages: list[dict[str, Any]]) -> list[int]:
     config = {**chat_templates.SPECIAL_TOKENS, "chat_template": source}
-    return Tokenizer.from_json(tokenizer_spec(), config).apply_template(messages)
+    return Tokenizer.from_json(tokenizer_spec(), config).prompt(messages).ids
 
 
 def total_cpu_s() -> float:

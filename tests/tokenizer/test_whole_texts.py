@@ -170,7 +170,7 @@ def test_tekken_without_a_list_of_control_tokens() -> None:
     config = {"chat_template": "{{ bos_token }}[INST]{{ messages[0].content }}[/INST]"}
     files = {"tekken.json": spec, "tokenizer_config.json": config}
     ours = Tokenizer.from_files({name: json.dumps(x).encode() for name, x in files.items()})
-    ids = ours.apply_template([{"role": "user", "content": "ab"}])
+    ids = ours.prompt([{"role": "user", "content": "ab"}]).ids
     assert ids == [1, 3, 20 + 256, 4]
     assert ours.special_tokens["[SYSTEM_PROMPT]"] == 17
 

@@ -199,6 +199,11 @@ class MergedRows(TensorSource):
     def keeps_blocks(self) -> bool:
         return True
 
+    def merged_rows(self, stored: Sequence[Bytes]) -> Bytes:
+        """Return the rows as the file has them, uint8 [rows, row bytes]."""
+        rows = np.concatenate(stored)
+        return rows if self.order is None else rows[self.order]
+
     def part(self, stored: Sequence[Bytes], start: int, stop: int) -> Floats:
         places = np.arange(start, stop) if self.order is None else self.order[start:stop]
         merged = np.empty((stop - start, self.tensors[0].shape[1]), np.float32)
@@ -298,16 +303,15 @@ class StackedExperts(TensorSource):
         return np.stack([self._expert(stored, e) for e in range(start, stop)])
 
     @property
-    def is_mxfp4(self) -> bool:
-        """Whether the file has matrices in MXFP4, which are transposed in the merged tensor."""
-        is_matrix = self.transposed and len(self.tensors[0].shape) == 3
-        return is_matrix and all(tensor.type_name == "MXFP4" for tensor in self.tensors)
+    def keeps_blocks(self) -> bool:
+        """The file has matrices [outputs, inputs], which the merged tensor has transposed."""
+        return self.transposed and len(self.tensors[0].shape) == 3
 
     def merged_rows(self, stored: Sequence[Bytes]) -> Bytes:
-        """Return the rows of all experts as the file has them, uint8 [experts, rows, row bytes]."""
+        """Return the rows of all experts as the file has them, uint8 [all rows, row bytes]."""
         parts = [data.reshape(self.length, -1, data.shape[1]) for data in stored]
         merged = np.stack(parts, axis=2 if self.interleaved else 1)
-        return merged.reshape(self.length, -1, parts[0].shape[2])
+        return merged.reshape(-1, parts[0].shape[2])
 
     def _expert(self, stored: Sequence[Bytes], e: int) -> Floats:
         pairs = zip(self.tensors, stored, strict=True)

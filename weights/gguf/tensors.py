@@ -51,7 +51,7 @@ _RESHAPED = frozenset(
     {"mixer_conv", "mixer_conv_q", "mixer_conv_k", "mixer_conv_v"}
     | {"mixer_decay", "mixer_skip", "mixer_norm"}
 )
-_KEPT = QUANTIZABLE | {"embed", "lm_head"}
+_KEPT = QUANTIZABLE | {"embed", "lm_head", "experts_gate_up", "experts_down"}
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ def hub_name(path: Path) -> str | None:
     return next((gguf_name(repo, kind) for kind, files in models.items() if path in files), None)
 
 
+def name_at(path: Path) -> str:
+    """Return the name of the model at a path: that of its repository, or the last part."""
+    return hub_name(path) or path.name
+
+
 def models_of(name: str, folder: Path) -> Iterator[StoredModel]:
     """Yield the models of a repository in the hub cache: its GGUF files by type, and others.
 

@@ -30,11 +30,6 @@ class Form:
     size_bytes: int
     bytes_per_token: int
 
-    @property
-    def is_mxfp4(self) -> bool:
-        """Whether the weights are MXFP4: 4 bits in the publisher's own files."""
-        return self.bits == 4 and ":" not in self.source
-
 
 @dataclass(frozen=True)
 class KnownModel:
@@ -137,11 +132,6 @@ def short_name_of(source: str) -> str | None:
 def short_names() -> list[str]:
     """Return the short name of every model, without those of its forms."""
     return list(known_models())
-
-
-def form_names() -> Mapping[str, str]:
-    """Return the source of every short name, those of forms included."""
-    return {name: forms[0].source for name, forms in _forms_by_name().items()}
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -14,13 +14,14 @@ from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.dummy_gemma4 import GEMMA4_CONFIGS
 from swiftchat.weights.model.dummy_hybrids import HYBRID_CONFIGS
 from swiftchat.weights.model.dummy_llama4 import LLAMA4_CONFIGS
+from swiftchat.weights.quantization import mxfp4
 from swiftchat.weights.quantization.quantize import (
     FP8_BLOCK,
     QUANTIZABLE,
     W8A8,
     WEIGHT_ONLY,
 )
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Scheme
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Scheme
 
 # With the columns that share a scale; 0: a scale for each row.
 _SCHEMES: Mapping[str, Scheme] = MappingProxyType(
@@ -29,6 +30,7 @@ _SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "int8": Scheme(Int8),
         "fp8": Scheme(Float8),
         "fp8-block": Scheme(Float8, FP8_BLOCK),
+        "mxfp4": Scheme(Mxfp4, mxfp4.GROUP_SIZE),
     }
 )
 _SHARED = {
@@ -214,7 +216,7 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def parse_dummy_name(name: str) -> tuple[str, str | None]:
     """Split `CONFIG:SCHEME`, as in `llama-3.1-8b:int4`; None without a known scheme."""
     config, _, scheme = name.rpartition(":")
-    return (config, scheme) if scheme in (*WEIGHT_ONLY, *W8A8, "mxfp4") else (name, None)
+    return (config, scheme) if scheme in (*WEIGHT_ONLY, *W8A8) else (name, None)
 
 
 def dummy_schemes(config: ModelConfig, scheme: str | None) -> dict[str, Scheme]:
@@ -222,17 +224,22 @@ def dummy_schemes(config: ModelConfig, scheme: str | None) -> dict[str, Scheme]:
 
     They are the matrices that `convert --quantize` quantizes, int4 in groups of 128 and fp8-block
     with scales for 128 columns of a row; with int4 and int8 also the head in int8, or the
-    embeddings that it is tied to. None of them is MXFP4: that is for experts only.
+    embeddings that it is tied to. MXFP4 are the experts alone where the file has one tensor for all
+    of them, as GPT-OSS's.
     """
-    if scheme in (None, "mxfp4"):
+    if scheme is None:
         return {}
     kind, shapes = _SCHEMES[W8A8.get(scheme, scheme)], expected_tensors(config)
     head = "embed" if config.head.tied else "lm_head"
-    matrices = QUANTIZABLE - ARCHITECTURES[config.architecture].transposed
+    transposed = ARCHITECTURES[config.architecture].transposed
+    experts = transposed & {"experts_gate_up", "experts_down"}
     schemes: dict[str, Scheme] = {}
     for place in canonical_tensors(config):
         name = tensor_name(config, *place)
-        if place[0] in matrices:
+        if scheme == "mxfp4" and experts:
+            if place[0] in experts:
+                schemes[name] = kind
+        elif place[0] in QUANTIZABLE - transposed:
             size, columns = kind.group_size, shapes[name][-1]
             schemes[name] = kind if not size or columns % size == 0 else Scheme(kind[0], columns)
         elif place[0] == head and scheme in ("int4", "int8"):

@@ -24,7 +24,6 @@ from swiftchat.weights.gguf.tensor_source import (
 from swiftchat.weights.gguf.tensors import block_matrices, tensor_sources
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.gguf_blocks import block_tensor, with_columns
-from swiftchat.weights.quantization.mxfp4 import of_ggml_blocks, packed_experts
 from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
 
 
@@ -75,8 +74,8 @@ class GgufCheckpoint(Checkpoint):
                 kind = source.tensors[0].type_name
                 tensor = block_tensor(checked, f"{name}.0", kind)
                 self.quantized[name] = with_columns(tensor, source.spans)
-            elif name in blocks and isinstance(source, MergedRows):
-                self.quantized[name] = self._merged_blocks(name, source)
+            elif name in blocks and isinstance(source, MergedRows | StackedExperts):
+                self.quantized[name] = self._with_blocks(self.quantized[name], name, source)
 
     @classmethod
     def of_file(cls, path: Path, config: ModelConfig) -> "GgufCheckpoint":
@@ -109,32 +108,21 @@ class GgufCheckpoint(Checkpoint):
             return self._finite(name, source.part(stored, start, stop))
 
         kind = source.tensors[0].type_name if source.tensors else "F32"
-        found = StoredTensor(kind, shape, parts, dequantize_part)
-        if not (isinstance(source, StackedExperts) and source.is_mxfp4):
-            return found
+        return StoredTensor(kind, shape, parts, dequantize_part)
 
-        def read() -> tuple[Bytes, Bytes]:
-            rows = source.merged_rows([self.read(part) for part in parts.values()])
-            elements, scales = of_ggml_blocks(rows.reshape(-1, rows.shape[2]))
-            experts = rows.shape[:2]
-            return elements.reshape(*experts, -1, 16), scales.reshape(*experts, -1)
-
-        return replace(found, packed_experts=packed_experts(name, read))
-
-    def _merged_blocks(self, name: str, source: MergedRows) -> StoredTensor:
-        """Return a matrix with the rows of several tensors, whose blocks are copied when read."""
-        parts = {str(i): _part(name, i, each) for i, each in enumerate(source.tensors)}
-        kind = source.tensors[0].type_name
-        stored, infos = f"{name}.{kind}", [self.tensors[part] for part in parts.values()]
+    def _with_blocks(
+        self, tensor: StoredTensor, name: str, source: MergedRows | StackedExperts
+    ) -> StoredTensor:
+        """Add the blocks of a tensor that is made of several; they are copied when read."""
+        stored, infos = f"{name}.{tensor.format}", [self.tensors[i] for i in tensor.parts.values()]
         num_rows, row_bytes = sum(info.shape[0] for info in infos), infos[0].shape[1]
         merged = replace(infos[0], name=stored, shape=(num_rows, row_bytes))
 
         def read(_: str) -> Bytes:
-            rows = np.concatenate([self.read(part) for part in parts.values()])
-            return rows if source.order is None else rows[source.order]
+            return source.merged_rows([self.read(part) for part in tensor.parts.values()])
 
-        found = block_tensor(CheckedTensors({stored: merged}, read), name, kind)
-        return replace(found, parts=parts)
+        found = block_tensor(CheckedTensors({stored: merged}, read), name, tensor.format)
+        return replace(tensor, packed=found.packed, read_blocks=found.read_blocks)
 
     def _finite(self, name: str, found: Floats) -> Floats:
         if not np.isfinite(found).all():

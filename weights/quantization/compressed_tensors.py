@@ -5,9 +5,10 @@ Layout (the package `compressed-tensors`), for a matrix [rows, columns]: "pack-q
 `weight_shape`, `weight_scale` [rows, groups] and, unless symmetric, `weight_zero_point` int32
 [⌈rows·bits/32⌉, groups], packed along the rows in the same way. The other formats store `weight`
 as int8 or 8-bit float, with `weight_scale` and `weight_zero_point` per tensor, row, group of
-columns or block. weight = scale·(q − zero_point). A layer group with 8-bit symmetric
-`input_activations`, per token or tensor, is W8A8 (`scheme.ActivationQuantization`), with the
-scale `input_scale` unless `dynamic`.
+columns or block. weight = scale·(q − zero_point). "mxfp4-pack-quantized" stores MXFP4 (`mxfp4`):
+`weight_packed` U8 [rows, columns/2] and `weight_scale` U8 [rows, groups]. A layer group with 8-bit
+symmetric `input_activations`, per token or tensor, is W8A8 (`scheme.ActivationQuantization`), with
+the scale `input_scale` unless `dynamic`.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.arrays import Floats
+from swiftchat.weights.quantization import mxfp4
 from swiftchat.weights.quantization.fp8 import FLOAT8, scaled_tensor
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,
@@ -44,6 +46,7 @@ _FORMATS = (
     "int-quantized",
     "float-quantized",
     "naive-quantized",
+    "mxfp4-pack-quantized",
     "mixed-precision",
 )
 # KV cache and outputs are not quantized here, which is more accurate than the original run.
@@ -99,7 +102,9 @@ def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTenso
     layer_groups = _layer_groups(settings.nested("config_groups"))
     found = {}
     for module in source.stems(".weight_packed"):
-        found[f"{module}.weight"] = _packed(source, module, layer_groups)
+        is_bytes = source.tensors[f"{module}.weight_packed"].dtype == "U8"
+        read = _mxfp4 if is_bytes else _packed
+        found[f"{module}.weight"] = read(source, module, layer_groups)
     for name, info in source.tensors.items():
         if name.endswith(".weight") and info.dtype in (*FLOAT8, "I8"):
             found[name] = _eight_bits(source, name.removesuffix(".weight"), layer_groups)
@@ -144,7 +149,8 @@ def _layer_group(weights: Settings, activations: _Activations | None) -> _LayerG
     weights.reject_unknown(_IGNORED_IN_WEIGHTS | _READ_IN_WEIGHTS)
     is_float = weights.text("type", ("int", "float"), "int") == "float"
     # Versions of the package packed other widths differently.
-    bits = weights.integer("num_bits", (8,) if is_float else (2, 4, 8), "2, 4 or 8 (floats: 8)", 8)
+    widths = (4, 8) if is_float else (2, 4, 8)
+    bits = weights.integer("num_bits", widths, "2, 4 or 8 (floats: 4 or 8)", 8)
     if weights.flag("dynamic", False):
         raise weights.error("dynamic", "false", True)
     size = weights.fields.get("group_size")
@@ -158,6 +164,8 @@ def _layer_group(weights: Settings, activations: _Activations | None) -> _LayerG
             raise weights.error("group_size", "a size, as the strategy is group", size)
         block = 1, size
     symmetric = weights.flag("symmetric", True)
+    if is_float and bits == 4 and (size != mxfp4.GROUP_SIZE or not symmetric):
+        raise weights.error("group_size", f"{mxfp4.GROUP_SIZE}, symmetric: floats are MXFP4", size)
     order = weights.fields.get("actorder") or "weight"
     if order not in ("weight", "static", "group", "dynamic", True):
         raise weights.error("actorder", "one of weight, static, group, dynamic", order)
@@ -194,6 +202,13 @@ def _packed(source: CheckedTensors, module: str, layer_groups: list[_LayerGroup]
         )
     tensor = _packed_tensor(source, module, (rows, columns), matching[0])
     return _with_activations(source, module, tensor, matching)
+
+
+def _mxfp4(source: CheckedTensors, module: str, layer_groups: list[_LayerGroup]) -> StoredTensor:
+    name = f"{module}.weight_packed"
+    if not any(group.is_float and group.bits == 4 for group in layer_groups):
+        raise source.error(name, "I32, as no config_group has floats of 4 bits", "U8")
+    return mxfp4.stored_matrix(source, "compressed-tensors", name, f"{module}.weight_scale")
 
 
 def _scales_per_row(group: _LayerGroup, columns: int) -> tuple[int]:

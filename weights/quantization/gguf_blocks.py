@@ -14,7 +14,6 @@ import numpy.typing as npt
 from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
-    DOUBLE_E2M1,
     IQ4_VALUES,
     dequantize,
     fifth_bits,
@@ -23,11 +22,12 @@ from swiftchat.weights.formats.ggml_dequantize import (
     unpack_nibbles,
     unpack_scales_and_minima,
 )
-from swiftchat.weights.quantization.mxfp4 import LARGEST_SCALE
+from swiftchat.weights.quantization.mxfp4 import LARGEST_SCALE, of_ggml_blocks
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     Int4,
     Int8Groups,
+    Mxfp4,
     PackedSource,
     QuantizedMatrix,
     Scheme,
@@ -96,12 +96,6 @@ def _iq4_nl(blocks: Bytes) -> Parts:
     return values, scale, np.zeros_like(scale)
 
 
-def _mxfp4(blocks: Bytes) -> Parts:
-    scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    values = DOUBLE_E2M1.astype(np.int8)[unpack_nibbles(blocks[:, 1:], 16)]
-    return values, scale, np.zeros_like(scale)
-
-
 def _q6_k(blocks: Bytes) -> Parts:
     """Requantize to int8 in groups of 32, to the nearest."""
     groups = dequantize(blocks, "Q6_K").reshape(len(blocks), 8, 32)
@@ -133,10 +127,9 @@ _TYPES: Mapping[str, _Type] = MappingProxyType(
         "Q6_K": _Type(_q6_k, (208,), 0),
         "Q8_0": _Type(_q8_0, (0,), 0),
         "IQ4_NL": _Type(_iq4_nl, (0,), 0),
-        "MXFP4": _Type(_mxfp4, (), 0),
     }
 )
-PACKABLE_TYPES = frozenset(_TYPES)
+PACKABLE_TYPES = _TYPES.keys() | {"MXFP4"}
 # The byte offsets of the float16 scales of types without a scheme.
 _OTHER_SCALE_OFFSETS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,)}
@@ -157,16 +150,20 @@ def has_finite_scales(rows: Bytes, type_name: str) -> bool:
     return all(np.isfinite(float16_at(blocks, at)).all() for at in offsets)
 
 
-def matrix_type_of(type_name: str) -> type[Int4] | type[Int8Groups]:
+def matrix_type_of(type_name: str) -> type[Int4] | type[Int8Groups] | type[Mxfp4]:
     """Return the type of quantized matrix that `to_matrix` makes of a block type."""
+    if type_name == "MXFP4":
+        return Mxfp4
     return Int4 if _TYPES[type_name].center is None else Int8Groups
 
 
-def to_matrix(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
+def to_matrix(rows: Bytes, type_name: str) -> Int4 | Int8Groups | Mxfp4:
     """Convert rows of whole blocks, [rows, row bytes], of one of `PACKABLE_TYPES`.
 
     Scales that are not finite are passed through.
     """
+    if type_name == "MXFP4":
+        return of_ggml_blocks(rows)
     kind = _TYPES[type_name]
     blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
     all_values, scales, zero_points = [], [], []
@@ -182,7 +179,7 @@ def to_matrix(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
             zero_point += 128 - kind.center
         scales.append(scale)
         zero_points.append(zero_point)
-    return matrix_type_of(type_name)(
+    return (Int4 if kind.center is None else Int8Groups)(
         np.concatenate(all_values).reshape(len(rows), -1),
         np.concatenate(scales).reshape(len(rows), -1),
         np.concatenate(zero_points).reshape(len(rows), -1),
@@ -225,7 +222,7 @@ def block_tensor(source: CheckedTensors, name: str, type_name: str) -> StoredTen
             raise source.error(stored, "finite scales", "NaN or infinity")
         return weights
 
-    def read_packed() -> Int4 | Int8Groups:
+    def read_packed() -> Int4 | Int8Groups | Mxfp4:
         blocks = source.read(stored)
         if not has_finite_scales(blocks, type_name):
             raise source.error(stored, "finite scales", "NaN or infinity")

@@ -1,43 +1,47 @@
-"""MXFP4 checkpoints: 4-bit floats (e2m1) with one power of two (e8m0) per 32 elements.
+"""MXFP4: 4-bit floats (e2m1) with one power of two (e8m0) per 32 elements.
 
-Layout (GPT-OSS's published weights), for the experts' matrices: `…_blocks` U8 [experts, rows,
-groups, 16], two elements per byte, low half first, and `…_scales` U8 [experts, rows, groups].
+Layout of checkpoints with `quant_method: mxfp4` (GPT-OSS's published weights), for the experts'
+matrices: `…_blocks` U8 [experts, rows, groups, 16], two elements per byte, low half first, and
+`…_scales` U8 [experts, rows, groups].
 weight[e, r, 32·g + i] = e2m1(element i)·2^(scale[e, r, g] − 127). The unquantized model stores
 the transposed matrices: [experts, columns, rows].
 Formats: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4.1.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
-from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.arrays import Bytes, Floats
-from swiftchat.weights.quantization.scheme import Int8Groups, Mxfp4Experts, PackedExperts, Scheme
+from swiftchat.weights.quantization.scheme import Mxfp4, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
-from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor, as_float32
+from swiftchat.weights.quantization.stored_tensor import (
+    CheckedTensors,
+    Shape,
+    StoredTensor,
+    as_float32,
+)
 
+GROUP_SIZE = 32
 LARGEST_SCALE = 252  # with which 6, the largest element, is below 2^128
+SCALE_DTYPES = ("U8", "F8_E8M0")
 
-_BLOCK = 32
 _GGML_BYTES = 17  # of a block of GGUF: the scale, then 16 bytes
-_INT8_CENTER = 128
 _IGNORED = {"quant_method", "modules_to_not_convert", "dequantize"}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_LARGEST_ELEMENT, _LARGEST_EXPONENT = np.float32(6), 2
 
 
 def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTensor]:
     """Return every pair `…_blocks`, `…_scales` as one tensor named without the suffix."""
     settings.reject_unknown(_IGNORED)
-    return {name: _tensor(source, name) for name in source.stems("_blocks")}
+    return {name: _experts(source, name) for name in source.stems("_blocks")}
 
 
-def _tensor(source: CheckedTensors, name: str) -> StoredTensor:
+def _experts(source: CheckedTensors, name: str) -> StoredTensor:
     blocks = f"{name}_blocks"
     experts, rows, groups, _ = source.shape(blocks, ("U8",), 4)
-    source.require(blocks, ("U8",), (experts, rows, groups, _BLOCK // 2))
-    shape = (experts, groups * _BLOCK, rows)
-    scales = source.require(f"{name}_scales", ("U8",), (experts, rows, groups))
+    source.require(blocks, ("U8",), (experts, rows, groups, GROUP_SIZE // 2))
+    scales = source.require(f"{name}_scales", SCALE_DTYPES, (experts, rows, groups))
+    shape = (experts, groups * GROUP_SIZE, rows)
 
     def dequantize(start: int, stop: int) -> Floats:
         result = np.empty((stop - start, *shape[1:]), np.float32)
@@ -48,48 +52,94 @@ def _tensor(source: CheckedTensors, name: str) -> StoredTensor:
             pairs[:, 0] = _E2M1[packed & np.uint8(15)]
             pairs[:, 1] = _E2M1[packed >> np.uint8(4)]
             with np.errstate(over="ignore"):
-                by_group = matrix.reshape(groups, _BLOCK, rows)
+                by_group = matrix.reshape(groups, GROUP_SIZE, rows)
                 by_group *= as_float32(source.read(scales)[expert], "F8_E8M0").T[:, None]
         return result
 
-    packed = packed_experts(name, lambda: (source.read(blocks), source.read(scales)))
-    parts = {"blocks": blocks, "scales": scales}
-    return StoredTensor("mxfp4", shape, parts, dequantize, packed_experts=packed)
+    packed = packed_source(source, blocks, scales, (experts * rows, groups))
+    return StoredTensor("mxfp4", shape, {"blocks": blocks, "scales": scales}, dequantize, packed)
 
 
-def packed_experts(name: str, read: Callable[[], tuple[Bytes, Bytes]]) -> PackedExperts:
-    """Return the experts of the tensor `name`, whose values and scales `read` returns.
+def stored_matrix(source: CheckedTensors, format: str, values: str, scales: str) -> StoredTensor:
+    """Return the matrix in `values` U8 [rows, columns / 2] and `scales` [rows, groups]."""
+    rows, row_bytes = source.shape(values, ("U8",), 2)
+    groups = row_bytes * 2 // GROUP_SIZE
+    if row_bytes * 2 % GROUP_SIZE:
+        raise source.error(values, f"columns in groups of {GROUP_SIZE}", f"{row_bytes * 2}")
+    source.require(scales, SCALE_DTYPES, (rows, groups))
 
-    See `Mxfp4Experts`. Reading them raises `BadModelFile` if a weight may be infinite or NaN.
+    def dequantize(start: int, stop: int) -> Floats:
+        packed = source.read(values)[start:stop]
+        result = _E2M1[np.stack([packed & np.uint8(15), packed >> np.uint8(4)], 2)]
+        by_group = result.reshape(-1, groups, GROUP_SIZE)
+        with np.errstate(over="ignore"):
+            by_group *= as_float32(source.read(scales)[start:stop], "F8_E8M0")[..., None]
+        return by_group.reshape(-1, 2 * row_bytes)
+
+    packed = packed_source(source, values, scales, (rows, groups))
+    parts = {"packed": values, "scale": scales}
+    return StoredTensor(format, (rows, 2 * row_bytes), parts, dequantize, packed)
+
+
+def packed_source(source: CheckedTensors, values: str, scales: str, shape: Shape) -> PackedSource:
+    """Return the matrix of these tensors, whose scales have the shape [rows, groups].
+
+    Reading it raises `BadModelFile` if a weight may be infinite or NaN.
     """
 
-    def checked() -> Mxfp4Experts:
-        values, scales = read()
-        if int(scales.max()) > LARGEST_SCALE:
-            raise BadModelFile(f"tensor {name}: expected finite weights, found a scale above 2^125")
-        return Mxfp4Experts(values, scales)
+    def read() -> Mxfp4:
+        scale = source.read(scales).view(np.uint8).reshape(shape)
+        if int(scale.max()) > LARGEST_SCALE:
+            raise source.error(scales, f"scales up to {LARGEST_SCALE} (2^125)", f"{scale.max()}")
+        return Mxfp4(source.read(values).reshape(shape[0], -1), scale)
 
-    return PackedExperts(Scheme(Mxfp4Experts, _BLOCK), checked)
+    return PackedSource(Scheme(Mxfp4, GROUP_SIZE), read)
 
 
-def of_ggml_blocks(rows: Bytes) -> tuple[Bytes, Bytes]:
-    """Return the elements [n, groups, 16] and scales [n, groups] of rows of GGUF's blocks.
+def of_ggml_blocks(rows: Bytes) -> Mxfp4:
+    """Return the matrix of rows of GGUF's blocks, uint8 [n, row bytes].
 
-    `rows` uint8 [n, row bytes]. A byte of a block has elements i and i + 16, one here has two
-    neighbors.
+    A byte of a block has elements i and i + 16, one here has two neighbors.
     """
     blocks = rows.reshape(len(rows), -1, _GGML_BYTES)
     packed = blocks[:, :, 1:]
     low, high = packed & np.uint8(15), packed >> np.uint8(4)
     pairs = [half[..., ::2] | half[..., 1::2] << np.uint8(4) for half in (low, high)]
-    return np.concatenate(pairs, 2), np.ascontiguousarray(blocks[:, :, 0])
+    values = np.concatenate(pairs, 2).reshape(len(rows), -1)
+    return Mxfp4(values, np.ascontiguousarray(blocks[:, :, 0]))
 
 
-def to_int8(blocks: Bytes, scales: Bytes) -> Int8Groups:
-    """Convert one matrix, blocks [rows, groups, 16] and scales [rows, groups], without rounding."""
-    doubled = (2 * _E2M1).astype(np.int8).view(np.uint8) + np.uint8(_INT8_CENTER)
-    values = np.empty((len(blocks), blocks.shape[1] * _BLOCK), np.uint8)
-    pairs = blocks.reshape(len(blocks), -1)
-    values[:, ::2], values[:, 1::2] = doubled[pairs & 15], doubled[pairs >> 4]
-    scale = as_float32(scales, "F8_E8M0") / np.float32(2)
-    return Int8Groups(values, scale, np.full(scale.shape, _INT8_CENTER, np.float32))
+def nearest_e2m1(weights: Floats, scale: Floats) -> tuple[Bytes, Floats]:
+    """Return elements (0 to 15) nearest to weights / scale, ties to even, and their weights.
+
+    Elements from 2^e to 2^(e + 1) are multiples of 2^(e − 1), and those below 2 of 1/2.
+    """
+    scaled = weights / scale
+    size = np.minimum(np.abs(scaled), _LARGEST_ELEMENT)
+    exponent = np.maximum(np.frexp(size)[1] - 1, 0)
+    units = np.rint(np.ldexp(size, 1 - exponent)).astype(np.int32)
+    values = (2 * exponent + units | np.signbit(scaled) * 8).astype(np.uint8)
+    return values, _E2M1[values] * scale
+
+
+def group_scales(rows: Floats) -> Bytes:
+    """Return the scale of each group of rows [n, columns]: uint8 [n, groups].
+
+    The largest element of a group is from 4 up to 8, of which all above 6 become 6, or from 2 up
+    to 4 if the squared error is smaller so.
+    """
+    groups = rows.reshape(len(rows), -1, GROUP_SIZE)
+    largest = np.abs(groups).max(2)
+    lowest = np.clip(np.frexp(largest)[1] - 1 - _LARGEST_EXPONENT + 127, 1, LARGEST_SCALE - 1)
+    both = [(lowest + more).astype(np.uint8) for more in (0, 1)]
+    errors = []
+    for own in both:
+        _, rounded = nearest_e2m1(groups, as_float32(own, "F8_E8M0")[..., None])
+        errors.append(np.square(rounded - groups).sum(2))
+    scales: Bytes = np.where(errors[1] < errors[0], both[1], both[0])
+    return scales
+
+
+def scales_of_columns(scales: Bytes) -> Floats:
+    """Return the scale of each column, float32 [n, columns]."""
+    return np.repeat(as_float32(scales, "F8_E8M0"), GROUP_SIZE, 1)

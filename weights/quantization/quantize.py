@@ -1,7 +1,8 @@
 """Quantization of weight matrices for `convert --quantize`, in compressed-tensors' layout.
 
 int8: one scale per row, values from −127 to 127. int4: a scale and a zero point per group of
-columns. fp8: e4m3 values, one scale per row, fp8-block: one per 128 × 128 weights. w8a8-int8 and
+columns. fp8: e4m3 values, one scale per row, fp8-block: one per 128 × 128 weights. mxfp4: e2m1
+values, one power of two per 32 columns. w8a8-int8 and
 w8a8-fp8: the same weights as int8 and fp8, one byte per value, with quantized inputs.
 `compressed_tensors` describes the layout.
 """
@@ -20,13 +21,14 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.formats.arrays import Array, Floats
 from swiftchat.weights.formats.safetensors import TensorSpec
+from swiftchat.weights.quantization import mxfp4
 from swiftchat.weights.quantization.fp8 import FLOAT8
 from swiftchat.weights.quantization.gptq_rounding import GptqRounding
-from swiftchat.weights.quantization.int4_groups import quantize_int4
+from swiftchat.weights.quantization.int4_groups import StoreScale, quantize_int4
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, convert_dtype
 from swiftchat.weights.quantization.stored_tensor import as_float32, pack_nibbles
 
-WEIGHT_ONLY = ("int8", "int4", "fp8", "fp8-block")
+WEIGHT_ONLY = ("int8", "int4", "fp8", "fp8-block", "mxfp4")
 # Schemes with quantized inputs, and the scheme of their weights.
 W8A8: Mapping[str, Literal["int8", "fp8"]] = MappingProxyType(
     {"w8a8-int8": "int8", "w8a8-fp8": "fp8"}
@@ -75,6 +77,10 @@ _ROWS_AT_ONCE = 512  # bounds the memory of temporaries; a multiple of FP8_BLOCK
 _MAX_E4M3 = 448.0
 # Smallest positive scale per dtype: rows of zeros need a scale above zero too.
 _MIN_SCALE = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
+
+
+# Returns quantized values, and the weights they represent, for weights and their scales.
+ToNearest = Callable[[Floats, Floats], tuple[Array, Floats]]
 
 
 @dataclass(frozen=True)
@@ -151,10 +157,10 @@ class QuantizationSpec:
         if not selected:
             raise UsageError(f"no matrix of {config.architecture} is left to quantize")
         for name in selected:
-            if self._spec_of(name).scheme == "int4" and shapes[name][1] % self.group_size:
+            size = self._spec_of(name)._group_columns
+            if size and shapes[name][1] % size:
                 raise BadModelFile(
-                    f"tensor {name}: expected columns in groups of {self.group_size}, "
-                    f"found {shapes[name][1]}",
+                    f"tensor {name}: expected columns in groups of {size}, found {shapes[name][1]}",
                     "choose another --group-size, or --keep the tensor",
                 )
         return selected
@@ -181,13 +187,15 @@ class QuantizationSpec:
             "num_bits": self._bits,
             "type": "float" if self._is_float else "int",
             "symmetric": self.scheme != "int4",
-            "strategy": {"int4": "group", "fp8-block": "block"}.get(self.scheme, "channel"),
+            "strategy": "group" if self._group_columns else "channel",
             "dynamic": False,
         }
-        if self.scheme == "int4":
-            weights["group_size"] = self.group_size
+        if self._group_columns:
+            weights["group_size"] = self._group_columns
         if self.scheme == "fp8-block":
-            weights["block_structure"] = [FP8_BLOCK, FP8_BLOCK]
+            weights |= {"strategy": "block", "block_structure": [FP8_BLOCK, FP8_BLOCK]}
+        if self.scheme == "mxfp4":
+            weights["scale_dtype"] = "torch.uint8"
         inputs = None
         if self.scheme in W8A8:
             inputs = {**weights, "strategy": "token", "dynamic": True}
@@ -206,14 +214,21 @@ class QuantizationSpec:
 
     @property
     def _bits(self) -> int:
-        return 4 if self.scheme == "int4" else 8
+        return 4 if self.scheme in ("int4", "mxfp4") else 8
+
+    @property
+    def _group_columns(self) -> int:
+        """The columns of a row that share a scale; 0: it has one scale, or blocks have."""
+        return {"int4": self.group_size, "mxfp4": mxfp4.GROUP_SIZE}.get(self.scheme, 0)
 
     @property
     def _is_float(self) -> bool:
-        return W8A8.get(self.scheme, self.scheme) in ("fp8", "fp8-block")
+        return W8A8.get(self.scheme, self.scheme) in ("fp8", "fp8-block", "mxfp4")
 
     @property
     def _format(self) -> str:
+        if self.scheme == "mxfp4":
+            return "mxfp4-pack-quantized"
         if self._is_float:
             return "float-quantized"
         return "int-quantized" if self.scheme in W8A8 else "pack-quantized"
@@ -224,6 +239,11 @@ class QuantizationSpec:
             return spec.tensor_specs(name, shape, dtype)
         module, (rows, columns) = name.removesuffix(".weight"), shape
         wire = WIRE_NAMES[dtype]
+        if self.scheme == "mxfp4":
+            return [
+                (f"{module}.weight_packed", "U8", (rows, columns // 2)),
+                (f"{module}.weight_scale", "U8", (rows, columns // mxfp4.GROUP_SIZE)),
+            ]
         if self._format != "pack-quantized":
             scales = rows, 1
             if self.scheme == "fp8-block":
@@ -263,6 +283,8 @@ class QuantizationSpec:
             parts = [(values ^ np.uint8(128)).view(np.int8)]
         elif self._format == "pack-quantized":
             parts = [_pack_words(values, self._bits)]
+        elif self.scheme == "mxfp4":
+            parts = [pack_nibbles(values)]
         parts.append(np.concatenate(scales))
         parts.append(np.array(matrix.shape, np.int64))
         parts.append(_pack_words(np.concatenate(zero_points).T, self._bits).T)
@@ -283,7 +305,28 @@ class QuantizationSpec:
 
         if self.scheme == "int4":
             return quantize_int4(rows, self.group_size, store_scale, gptq)
-        limit, to_nearest = (_MAX_E4M3, _nearest_e4m3) if self._is_float else (127.0, _nearest_int8)
+        to_nearest: ToNearest
+        if self.scheme == "mxfp4":
+            array, to_nearest = mxfp4.group_scales(rows), mxfp4.nearest_e2m1
+            scale = mxfp4.scales_of_columns(array)
+        else:
+            to_nearest = _nearest_e4m3 if self._is_float else _nearest_int8
+            array, scale = self._float_scales(rows, store_scale)
+        no_zero_points = np.empty((0, 1), np.uint8)
+        if gptq is None:
+            return to_nearest(rows, scale)[0].astype(np.uint8), array, no_zero_points
+
+        def round_column(column: int, weights: Floats) -> tuple[Floats, Floats]:
+            values, dequantized = to_nearest(weights, scale[:, column])
+            return values.astype(np.float32), dequantized
+
+        values, dequantized = gptq.quantize(rows, round_column)
+        gptq.refine(rows, values, dequantized, round_column)
+        return values.T.astype(np.uint8), array, no_zero_points
+
+    def _float_scales(self, rows: Floats, store_scale: StoreScale) -> tuple[Array, Floats]:
+        """Return the scales of rows or blocks as stored, and that of each element."""
+        limit = _MAX_E4M3 if self._is_float else 127.0
         largest: Floats = np.abs(rows)
         if self.scheme == "fp8-block":
             for axis in (0, 1):
@@ -295,17 +338,7 @@ class QuantizationSpec:
         if self.scheme == "fp8-block":
             scale = np.repeat(scale, FP8_BLOCK, 0)[: len(rows)]
             scale = np.repeat(scale, FP8_BLOCK, 1)[:, : rows.shape[1]]
-        scale = np.broadcast_to(scale, rows.shape)
-        no_zero_points = np.empty((0, 1), np.uint8)
-        if gptq is None:
-            return to_nearest(rows, scale)[0].astype(np.uint8), array, no_zero_points
-
-        def round_column(column: int, weights: Floats) -> tuple[Floats, Floats]:
-            return to_nearest(weights, scale[:, column])
-
-        values, dequantized = gptq.quantize(rows, round_column)
-        gptq.refine(rows, values, dequantized, round_column)
-        return values.T.astype(np.uint8), array, no_zero_points
+        return array, np.broadcast_to(scale, rows.shape)
 
 
 def _nearest_int8(weights: Floats, scale: Floats) -> tuple[Floats, Floats]:

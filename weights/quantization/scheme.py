@@ -65,6 +65,18 @@ class Float8:
 
 
 @dataclass(frozen=True)
+class Mxfp4:
+    """weight[r, c] = e2m1(values[r, c])·2^(scale[r, g] − 127), g = c // (columns // groups).
+
+    `values` uint8 [rows, columns/2] packs two elements per byte, the lower column in the low half;
+    `scale` is uint8 [rows, groups]. All weights are finite.
+    """
+
+    values: npt.NDArray[np.uint8]
+    scale: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
 class GgufBlocks:
     """Rows of ggml blocks as a GGUF file stores them, of any type in `BLOCK_TYPES`.
 
@@ -82,26 +94,13 @@ class GgufBlocks:
         return sum(stop - start for start, stop in self.spans)
 
 
-@dataclass(frozen=True)
-class Mxfp4Experts:
-    """The matrices of experts: weight[e, r, 32·g + i] = e2m1(element i)·2^(scales[e, r, g] − 127).
-
-    `values` uint8 [experts, rows, groups, 16] packs two elements per byte, the lower column in the
-    low half; `scales` are uint8 [experts, rows, groups]. All weights are finite.
-    """
-
-    values: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.uint8]
-
-
-QuantizedMatrix = Int4 | Int8 | Int8Groups | Float8
-QuantizedExperts = Mxfp4Experts
+QuantizedMatrix = Int4 | Int8 | Int8Groups | Float8 | Mxfp4
 
 
 class Scheme(NamedTuple):
     """The type of quantized matrices and their group size; 0: one scale per row."""
 
-    matrix_type: type[QuantizedMatrix | QuantizedExperts]
+    matrix_type: type[QuantizedMatrix]
     group_size: int = 0
 
 
@@ -111,14 +110,6 @@ class PackedSource:
 
     scheme: Scheme
     read: Callable[[], QuantizedMatrix]
-
-
-@dataclass(frozen=True)
-class PackedExperts:
-    """A tensor of the matrices of experts that can stay quantized, as `PackedSource`."""
-
-    scheme: Scheme
-    read: Callable[[], QuantizedExperts]
 
 
 @dataclass(frozen=True)
@@ -160,12 +151,12 @@ def slice_matrix(matrix: QuantizedMatrix, axis: int, spans: Spans) -> QuantizedM
     A single span gives a view. Sliced columns have groups of `sliced_group_size`. Returns None
     when a span border separates two 4-bit values of one byte.
     """
-    tables = [matrix.scale]
+    tables: list[npt.NDArray[Any]] = [matrix.scale]
     if isinstance(matrix, Int4 | Int8Groups):
         tables.append(matrix.zero_point)
     if axis == 0:
         return type(matrix)(*(_take(array, 0, spans) for array in (matrix.values, *tables)))
-    per_byte = 2 if isinstance(matrix, Int4) else 1
+    per_byte = 2 if isinstance(matrix, Int4 | Mxfp4) else 1
     values = _take(matrix.values, 1, _in_units(spans, per_byte))
     if isinstance(matrix, Int8) or (isinstance(matrix, Float8) and matrix.scale.shape[1] == 1):
         return type(matrix)(values, matrix.scale)

@@ -14,7 +14,6 @@ from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,
     GgufBlocks,
-    PackedExperts,
     PackedSource,
 )
 
@@ -36,9 +35,9 @@ class StoredTensor:
     role. `dequantize(start, stop)` returns that range of the first axis as float32, the whole
     tensor where `shape` is (); `start` must be a multiple of 64 unless the tensor has more than
     two axes. `packed` is set if the engine can compute with the quantized values unchanged, and
-    `read_blocks` if they are ggml blocks, of type `format`. `packed_experts` is set instead for the
-    matrices of experts, which are transposed in `shape`. `activations` is the quantization of the
-    matrix's inputs; None: they are not quantized.
+    `read_blocks` if they are ggml blocks, of type `format`. Both read a matrix [outputs, inputs];
+    of a tensor of experts [experts, inputs, outputs] it is [experts · outputs, inputs].
+    `activations` is the quantization of the matrix's inputs; None: they are not quantized.
     """
 
     format: str
@@ -48,7 +47,6 @@ class StoredTensor:
     packed: PackedSource | None = None
     activations: ActivationQuantization | None = None
     read_blocks: Callable[[], GgufBlocks] | None = None
-    packed_experts: PackedExperts | None = None
 
     def to_float32(self) -> Floats:
         """Return the whole tensor as float32 of `shape`; only float64 is rounded."""

@@ -134,7 +134,8 @@ def _record(chat_model: "ChatModel", line: Line, group: AnswerGroup) -> Record:
         return {**_identity(line), **found[0]}
     # The prompt is the same and counts once.
     usage = dict(found[0]["usage"])
-    usage["completion_tokens"] = sum(one["usage"]["completion_tokens"] for one in found)
+    for name in ("completion_tokens", "reasoning_tokens"):
+        usage[name] = sum(one["usage"][name] for one in found)
     return {**_identity(line), "answers": found, "usage": usage}
 
 
@@ -148,6 +149,7 @@ def _answer_record(chat_model: "ChatModel", answer: "Answer") -> Record:
             "prompt_tokens": answer.num_prompt_tokens,
             "cached_tokens": result.cached_tokens if result else 0,
             "completion_tokens": answer.num_tokens,
+            "reasoning_tokens": answer.num_reasoning_tokens,
             "dropped_tokens": answer.num_left_out + answer.num_slid,
         },
         "seed": result.seed if result else answer.params.seed,

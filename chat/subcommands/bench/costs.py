@@ -36,15 +36,12 @@ class Costs:
         the other, the sum over one rank of each stage.
         """
         shape, info = self.shape, self.info
-        item_bytes = 4 if info.dtype == "float32" else 2
         contexts = [self._attended(prompt + i) for i in range(1, answer)]
         kv_bytes = info.cache_bytes / info.cache_tokens * statistics.mean(contexts)
         # The lower bound: all rows choose the same experts.
         moe = shape.moe
-        num_unused = 0 if moe is None else moe.num_experts - moe.experts_per_token
-        unused_weights = num_unused * self._num_weights(expert=True)
-        # `info` counts weights and cache of one rank; each rank has a shard of every expert.
-        read_bytes = info.weights_bytes - info.table_bytes - unused_weights * item_bytes / info.tp
+        unused = 0.0 if moe is None else 1 - moe.experts_per_token / moe.num_experts
+        read_bytes = info.weights_bytes - info.table_bytes - unused * info.expert_bytes
         return read_bytes + batch * kv_bytes
 
     def _num_weights(self, expert: bool = False) -> int:

@@ -4,20 +4,23 @@
 #pragma once
 #include "linear/int8_planes.cuh"
 
-constexpr int MMA_PAIRS = SCHEME == INT4 ? 4 : SCHEME == PLAIN ? 1 : 2;  // for a FRAGMENT
+constexpr int MMA_PAIRS = BITS == 4 ? 4 : SCHEME == PLAIN ? 1 : 2;  // for a FRAGMENT
 // Columns from one octet of a thread to its next one.
 constexpr int OCTET_STRIDE = GROUPED ? 32 : 8;
 // Whether the eight elements of an octet of x are stored in the order 0 2 1 3 4 6 5 7 of unpack_int4.
-constexpr bool INT4_ORDER = MMA && !INT8_PLANES && SCHEME == INT4;
+constexpr bool INT4_ORDER = MMA && !INT8_PLANES && BITS == 4;
 
-// Unpacks a row's operands for a pair of mma instructions from a thread's FRAGMENT.
+// Unpacks a row's operands for a pair of mma instructions from a thread's FRAGMENT. MXFP4: `scales` are those of the
+// row's groups.
 template <typename A>
-__device__ __forceinline__ void unpack(const u32 (&words)[4], int pair, u32 (&a)[4]) {
+__device__ __forceinline__ void unpack(const u32 (&words)[4], u32 scales, int pair, u32 (&a)[4]) {
 #if SCHEME == PLAIN
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = words[i];
 #elif SCHEME == INT4
     unpack_int4(words[pair], a, A());
+#elif SCHEME == MXFP4
+    unpack_mxfp4(words[pair], e2m1_factor(scales, pair, A()), a, A());
 #else
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -41,6 +44,8 @@ __device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
     return int8_at(words[i / 4], i % 4);
 #elif SCHEME == FP8
     return fp8_at(words[i / 4], i % 4);
+#elif SCHEME == MXFP4
+    return e2m1_at(words[i / 8], i % 8);
 #else
     return int4_at(words[i / 8], i % 8);
 #endif
@@ -96,11 +101,17 @@ template <typename A> struct Accumulator {
                                         const Work& work, int column, int end) {
         Fragment fragment(low, high, activations, column, end);
         const u32(&words)[2][4] = (const u32(&)[2][4])fragment.rows;
-#if GROUP_SIZE > 0
+        u32 scales[2] = {};
+#if SCHEME == MXFP4
+        int at = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * ROW_ENTRIES;
+        scales[0] = *(const u32*)(low + at);
+        scales[1] = *(const u32*)(high + at);
+        add_pairs<MMA_PAIRS>(sum, words, scales, fragment, 0, stride, n);
+#elif GROUP_SIZE > 0
 #pragma unroll
         for (int i = 0; i < TILE_GROUPS; i++) {
             float partial[HALVES][2][4] = {};
-            add_pairs<MMA_PAIRS / TILE_GROUPS>(partial, words, fragment, i * (MMA_PAIRS / TILE_GROUPS), stride, n);
+            add_pairs<MMA_PAIRS / TILE_GROUPS>(partial, words, scales, fragment, i * (MMA_PAIRS / TILE_GROUPS), stride, n);
             const float* sums = group_sums(activations, stride, n) + column / GROUP_SIZE + i;
             int g = threadIdx.x % WARP / 4, entry = i * TILE_ROWS + g;
 #pragma unroll
@@ -118,21 +129,21 @@ template <typename A> struct Accumulator {
             }
         }
 #else
-        add_pairs<MMA_PAIRS>(sum, words, fragment, 0, stride, n);
+        add_pairs<MMA_PAIRS>(sum, words, scales, fragment, 0, stride, n);
 #endif
     }
 
     // Adds the products of COUNT pairs of mma instructions from `first` on.
     template <int COUNT>
     __device__ __forceinline__ static void add_pairs(float (&to)[HALVES][2][4],
-                                                     const u32 (&words)[2][4], const Fragment& fragment, int first,
-                                                     int stride, int n) {
+                                                     const u32 (&words)[2][4], const u32 (&scales)[2],
+                                                     const Fragment& fragment, int first, int stride, int n) {
         int g = threadIdx.x % WARP / 4;
 #pragma unroll
         for (int p = first; p < first + COUNT; p++) {
             u32 a[4], b[4];
-            unpack<A>(words[0], p, a);
-            unpack<A>(words[1], p, b);
+            unpack<A>(words[0], scales[0], p, a);
+            unpack<A>(words[1], scales[1], p, b);
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
                 uint4 v = {};  // for one activation row only lanes 0 … 3 load, to save bandwidth
@@ -172,7 +183,8 @@ template <> struct Accumulator<float> {
 #pragma unroll
                 for (int j = 0; j < 4; j++) w[j] = weight_at(words[r], i + j);
 #if GROUP_SIZE > 0
-                int entry = i / (FRAGMENT / TILE_GROUPS) * TILE_ROWS + threadIdx.x % WARP / 4;
+                int group = i / (FRAGMENT / TILE_GROUPS), row = threadIdx.x % WARP / 4;
+                int entry = group * GROUP_ENTRIES + row * ROW_ENTRIES;
                 const u8* table = (r ? high : low) + TILE_ROWS * STEP_BYTES;
                 float2 f = group_of(((const Entry*)table)[entry]);
 #pragma unroll

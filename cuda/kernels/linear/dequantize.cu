@@ -1,7 +1,7 @@
 // dequantize: a packed weight as T, for matmuls with many activation rows.
 //
 //   tiles      u8 [row_blocks, block_bytes]: packed layout (packed_layout.cuh)
-//   row_scale  fp32 [rows]
+//   row_scale  fp32 [rows] or null: null with MXFP4
 //   out        T [rows, k] = row_scale * value, or row_scale * (scale * (value - zero point))
 //
 // Algorithm: a warp converts a packed tile at a time; the lanes read and write neighboring octets.
@@ -32,7 +32,7 @@ dequantize_kernel(const u8* tiles, const float* row_scale, T* out, int rows, int
                 if (row >= rows || column >= k) continue;
                 const u8* tile = block_tiles + step * PACKED_TILE_BYTES;
                 PackedOctet octet(tile, at / TILE_OCTETS, at % TILE_OCTETS);
-                float scale = __ldg(row_scale + row);
+                float scale = ROW_SCALES ? __ldg(row_scale + row) : 1;
                 float values[OCTET];
 #pragma unroll
                 for (int i = 0; i < OCTET; i++) values[i] = scale * octet[i];

@@ -97,6 +97,7 @@ __device__ __forceinline__ bool combine_splits(const Arguments& a, const Work& w
 __device__ __forceinline__ float2 row_scales(const Arguments& a, const Work& work, int tile) {
     float2 scales = {};
     if (SCHEME == PLAIN || tile >= work.tiles) return scales;
+    if (!ROW_SCALES) return {1, 1};
     int i = threadIdx.x % (M_TILE / 2);
     int low = row_of(a, tile, i), high = row_of(a, tile, i + M_TILE / 2);
     if (low < a.m) scales.x = __ldg(a.row_scale + low);

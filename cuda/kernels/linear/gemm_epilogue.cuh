@@ -20,7 +20,7 @@ struct Output {
 #pragma unroll
         for (int upper = 0; upper < 2; upper++) {
             int row = s.m + lane.first() + 2 * upper;
-            scale[upper] = row < a.m ? __ldg(a.row_scale + row) * (1 / GROUP_SHRINK) : 0;
+            scale[upper] = row < a.m ? (ROW_SCALES ? __ldg(a.row_scale + row) : 1) * (1 / GROUP_SHRINK) : 0;
             bias[upper] = a.bias && row < a.m ? to_float(a.bias[row]) : 0;
         }
     }

@@ -20,11 +20,11 @@ struct LaneRows {
         block = threadIdx.x / WARP * 2 + g / 2 % 2;
         row = g / 4 * 4 + g % 2;
         offset = block * block_bytes + row * STEP_BYTES;
-        table_offset = block * block_bytes + TILE_ROWS * STEP_BYTES + row * ENTRY_BYTES;
-        bytes = SCHEME != INT4 ? 0x9180 + t * 0x2222 : t % 2 ? 0x7632 : 0x5410;
+        table_offset = block * block_bytes + TILE_ROWS * STEP_BYTES + row * ROW_ENTRIES * ENTRY_BYTES;
+        bytes = BITS != 4 ? 0x9180 + t * 0x2222 : t % 2 ? 0x7632 : 0x5410;
         shift = t / 2 * 4;
         asm("mov.u32 %0, %%laneid;" : "=r"(bias));
-        bias = (Same<T, half>::value ? 0x64646464 : 0x43434343) + (bias >> 5);  // a constant would be moved to a register each time
+        bias = (SCHEME == MXFP4 ? 0 : Same<T, half>::value ? 0x64646464 : 0x43434343) + (bias >> 5);  // a constant would be moved to a register each time
         // The compiler would compute these again in every step.
         asm("" : "+r"(offset), "+r"(table_offset), "+r"(bytes), "+r"(shift), "+r"(bias));
     }
@@ -116,8 +116,16 @@ template <typename A> struct Fp8Group : Fp8Scale<A> {
         this->set(group_of(((const Entry*)table)[group * TILE_ROWS]).x);
     }
 };
+// A group's scale of placed e2m1 elements.
+template <typename A> struct Mxfp4Group {
+    u32 factor;
+
+    __device__ __forceinline__ void load(const u8* table, int group) { factor = e2m1_factor(table[group], A()); }
+    __device__ __forceinline__ u32 apply(u32 pair) const { return multiply_pairs(pair, factor, A()); }
+};
+using FloatGroup = Choose<SCHEME == MXFP4, Mxfp4Group<T>, Fp8Group<T>>::type;
 // The groups of a thread's two rows in 64 columns: of 32 columns each, or of the same group.
-using RowGroups = Choose<GROUPED && SCHEME == FP8, Fp8Group<T>, Group<T, VALUE_BIAS>>::type[2][2];
+using RowGroups = Choose<GROUPED && !ZERO_POINTS, FloatGroup, Group<T, VALUE_BIAS>>::type[2][2];
 
 // Converts 64 of 128 columns, the first or the second, to operands of four MMA steps of 16 columns.
 template <int HALF>
@@ -126,9 +134,9 @@ __device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, 
 #pragma unroll
     for (int upper = 0; upper < 2; upper++) {  // the row two further on
         const u8* values = stage + lane.offset + 2 * upper * STEP_BYTES;
-        const u8* table = stage + lane.table_offset + 2 * upper * ENTRY_BYTES;
+        const u8* table = stage + lane.table_offset + 2 * upper * ROW_ENTRIES * ENTRY_BYTES;
         auto& groups = row_groups[upper];
-#if SCHEME == INT4
+#if SCHEME == INT4 || SCHEME == MXFP4
         if (GROUP_SIZE < 128 || HALF == 0)
 #pragma unroll
             for (int p = 0; p < 2; p++) groups[p].load(table, (HALF * 64 + p * 32) / GROUP_SIZE);
@@ -139,6 +147,7 @@ __device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, 
 #pragma unroll
             for (int p = 0; p < 2; p++) {
                 u32 pair = permute_bytes(four, lane.bias, 0x4140 + p * 0x202);
+                if (SCHEME == MXFP4) pair = place_e2m1<0>(pair, T());
                 operands[p * 2 + i / 2][i % 2 * 2 + upper] = groups[p].apply(pair);
             }
         }

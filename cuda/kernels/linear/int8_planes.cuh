@@ -38,7 +38,7 @@ __device__ __forceinline__ float* group_sums(u8* activations, int stride, int n)
 __device__ __forceinline__ int plane_offset(int column) {
     int step = column / STEP * STEP, c = column % STEP;
     int pair = c / 32, t = c % 32 / 8, rest = c % 8;
-    if (SCHEME == INT4) return step + pair / 2 * 64 + t * 16 + pair % 2 * 8 + rest;
+    if (BITS == 4) return step + pair / 2 * 64 + t * 16 + pair % 2 * 8 + rest;
     if (GROUPED) return step + t * 16 + pair * 8 + rest;
     return column;
 }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_planes(const float (&x)[EACH], int column,
 // A warp's partial sums: threads (g, 0) have those of the weight rows g and g + 8. `store` calls put(activation row,
 // weight row, sum), then begins anew.
 struct Int8PlanesAccumulator {
-    static constexpr int STEP_MMAS = SCHEME == INT4 ? 4 : 2;
+    static constexpr int STEP_MMAS = BITS == 4 ? 4 : 2;
     static constexpr int GROUP_MMAS = STEP_MMAS * X_GROUP / STEP;
     float sum[2] = {};
 

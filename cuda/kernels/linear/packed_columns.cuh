@@ -24,8 +24,8 @@ struct PackedOctet {
         words = ((const Vec<u32, BITS / 4>*)tile)[row * TILE_OCTETS + octet];
         if (GROUPED) {
             const Entry* table = (const Entry*)(tile + TILE_ROWS * STEP_BYTES);
-            int entry = column_at(octet) / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
-            group = group_of(table[entry]);
+            int number = column_at(octet) / (GROUPED ? GROUP_SIZE : 1);
+            group = group_of(table[number * GROUP_ENTRIES + row * ROW_ENTRIES]);
         }
     }
 
@@ -33,6 +33,8 @@ struct PackedOctet {
     __device__ __forceinline__ float operator[](int i) const {
 #if SCHEME == INT4
         float value = int4_at(words.at[0], i);
+#elif SCHEME == MXFP4
+        float value = e2m1_at(words.at[0], i);
 #elif SCHEME == INT8
         float value = int8_at(words.at[i / 4], i % 4);
 #else

@@ -1,6 +1,6 @@
 // Exact conversion of 8-bit and 4-bit quantized values to T.
 //
-// SCHEME is PLAIN (elements of T), INT8, FP8 (e4m3) or INT4. At the speed of the memory there is time
+// SCHEME is PLAIN (elements of T), INT8, FP8 (e4m3), INT4 or MXFP4 (e2m1). At the speed of the memory there is time
 // for about seven operations of a lane for an 8-bit weight and half as many for a 4-bit one. So the bits
 // are moved to a place where they mean a number of T that is off by a known factor or summand.
 #pragma once
@@ -10,6 +10,7 @@
 #define INT8 1
 #define FP8 2
 #define INT4 3
+#define MXFP4 4
 
 // Subtracts from, or multiplies, both 16-bit elements of a register.
 __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b, bf16) {
@@ -127,6 +128,31 @@ constexpr float int4_bias(bf16) { return 128; }
 constexpr float int4_bias(half) { return 64; }
 constexpr float int4_bias(float) { return 0; }
 
+// The e2m1 elements in the four bits from AT on of both halves of a register, as a pair: exponent and fraction at T's
+// place mean the value times 2^-126 (bf16) or 2^-14 (fp16), 0.5 too. In bf16 a multiplication makes two shifted copies:
+// one has the sign at its place, one the rest.
+template <int AT> __device__ __forceinline__ u32 place_e2m1(u32 bits, bf16) {
+    u32 first = AT < 8 ? bits : bits >> 8;
+    return (AT % 8 ? (first & 0x00f000f0) * 260 : (first & 0x000f000f) * 4160) & 0x81c081c0;
+}
+template <int AT> __device__ __forceinline__ u32 place_e2m1(u32 bits, half) {
+    u32 rest = AT < 9 ? bits << (AT < 9 ? 9 - AT : 0) : bits >> (AT < 9 ? 0 : AT - 9);
+    return (bits << (12 - AT) & 0x80008000) | (rest & 0x0e000e00);
+}
+// A group's scale as a factor of placed pairs, from its exponent field; of group p, from the fields of four groups.
+__device__ __forceinline__ u32 e2m1_factor(u32 field, bf16) { return field * 0x00800080; }
+__device__ __forceinline__ u32 e2m1_factor(u32 field, half) { return field * 0x04000400; }
+template <typename A> __device__ __forceinline__ u32 e2m1_factor(u32 fields, int p, A) {
+    return __byte_perm(fields, 0, 0x4040 + p * 0x0101) << (Same<A, half>::value ? 10 : 7);
+}
+// Eight e2m1 elements times their scale, in the order of unpack_int4.
+template <typename A> __device__ __forceinline__ void unpack_mxfp4(u32 word, u32 factor, u32 (&pairs)[4], A) {
+    pairs[0] = multiply_pairs(place_e2m1<0>(word, A()), factor, A());
+    pairs[1] = multiply_pairs(place_e2m1<8>(word, A()), factor, A());
+    pairs[2] = multiply_pairs(place_e2m1<4>(word, A()), factor, A());
+    pairs[3] = multiply_pairs(place_e2m1<12>(word, A()), factor, A());
+}
+
 // A single value in fp32; i counts in the order of the columns. The bits of an integer become the last ones of 2^23:
 // conversion instructions are four times slower.
 __device__ __forceinline__ float int8_at(u32 bytes, int i) {
@@ -138,4 +164,8 @@ __device__ __forceinline__ float fp8_at(u32 bytes, int i) {
 }
 __device__ __forceinline__ float int4_at(u32 word, int i) {
     return __uint_as_float(and_or<15, 0x4b000000>(word >> (i % 4 * 8 + i / 4 * 4))) - 0x1p23f;
+}
+__device__ __forceinline__ float e2m1_at(u32 word, int i) {
+    u32 bits = word >> (i % 4 * 8 + i / 4 * 4);
+    return __uint_as_float((bits & 8) << 28 | (bits & 7) << 22) * 0x1p126f;
 }

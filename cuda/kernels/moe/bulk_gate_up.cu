@@ -2,7 +2,7 @@
 //
 //   x          T [n, hidden_size]
 //   values     u64 [num_experts]: as for packed_gate_up, for SCHEME PLAIN addresses of matrices T
-//   scales     u64 [num_experts] or null: null for SCHEME PLAIN
+//   scales     u64 [num_experts] or null: null for PLAIN and MXFP4
 //   biases     u64 [num_experts] or null
 //   ids        int32 [n, experts_per_token]
 //   input_weights  fp32 [n, experts_per_token] or null
@@ -14,7 +14,7 @@
 // warps. The next kernel may start when the ids of the experts are known: see expert_down. The first blocks warm the
 // instruction cache while they wait.
 //
-// Requires: 16-bit T; PLAIN: hidden_size a multiple of 32; packed: expert_size a multiple of 8, gate_step 1;
+// Requires: 16-bit T; PLAIN: hidden_size a multiple of 32; packed: expert_size a multiple of 8;
 // experts_per_token at most 32.
 // Launch: grid (ceil(expert_size / 8) * experts_per_token, n), block 128, dynamic shared memory: see
 // ops/moe/bulk_gate_up.py.
@@ -47,12 +47,11 @@ struct Rows {
     }
 
     // A warp requests rows of an expert's matrix: gate rows from `first` on, at most `last`, up rows `to_up` rows later.
-    __device__ __forceinline__ void request(u64 matrix, int first, int last, int to_up, int gate_step,
-                                            u64* ready) const {
+    __device__ __forceinline__ void request(u64 matrix, int first, int last, int to_up, u64* ready) const {
         constexpr int COPIES = PACKED ? 1 : ROWS;  // of gate rows
         int lane = threadIdx.x % WARP, row = lane / 2, bytes = steps * STEP_STRIDE;
         bool is_up = lane % 2;
-        i64 at = (i64)min(first + row, last) * gate_step + (is_up ? to_up : 0);
+        i64 at = min(first + row, last) + (is_up ? to_up : 0);
         u8* to = (is_up ? up : gate) + row * pitch;
         if (lane == 0) barrier_expect(ready, 2 * COPIES * bytes);
         __syncwarp();
@@ -65,7 +64,7 @@ struct Rows {
 extern "C" __global__ void __launch_bounds__(THREADS)
 bulk_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_experts, const u64* biases, const int* ids,
                     const float* input_weights, T* out, int num_routed, int shared_size, int hidden_size,
-                    int expert_size, int experts_per_token, int gate_step, float limit) {
+                    int expert_size, int experts_per_token, float limit) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ u64 ready;
@@ -101,16 +100,15 @@ bulk_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_ex
             start_dependents();
             id = __ldcg(ids + of_token);
             if (id >= num_routed) to_up = shared_size;
-            if (gate_step == 2) to_up = 1;
         }
         load(0);
         float gate_scale = 1, up_scale = 1;
         if (warp == 0) {
-            if (PACKED) {
+            if (ROW_SCALES) {
                 const float* row_scale = (const float*)__ldg(scales + id) + at;
                 gate_scale = __ldg(row_scale), up_scale = __ldg(row_scale + to_up);
             }
-            if (is_real) rows.request(__ldg(values + id), first, expert_size - 1, to_up, gate_step, &ready);
+            if (is_real) rows.request(__ldg(values + id), first, expert_size - 1, to_up, &ready);
         }
 #pragma unroll 1
         for (int base = 0; base < places; base += LOADS * THREADS) {
@@ -147,7 +145,7 @@ bulk_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_ex
                 g *= weight, u *= weight;
             }
             if (biases) {
-                const T* bias = (const T*)__ldg(biases + id) + (i64)at * gate_step;
+                const T* bias = (const T*)__ldg(biases + id) + at;
                 g += to_float(bias[0]), u += to_float(bias[to_up]);
             }
             T result = from_float<T>(gated<ACTIVATION>(g, u, limit));

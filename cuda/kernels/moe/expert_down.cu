@@ -3,7 +3,7 @@
 //   x           T [n, experts_per_token, expert_size]
 //   values      u64 [num_experts]: address of each expert's matrix [hidden_size, expert_size], as in packed_gate_up, or
 //               elements of T (PLAIN)
-//   scales      u64 [num_experts] or null: address of its scales, as in packed_gate_up; null for PLAIN
+//   scales      u64 [num_experts] or null: address of its row scales, as in packed_gate_up; null for PLAIN and MXFP4
 //   biases      u64 [num_experts] or null: each expert's bias T [hidden_size]
 //   ids         int32 [n, experts_per_token]
 //   weights     fp32 [n, experts_per_token] or null: routing weights; null: 1
@@ -17,7 +17,7 @@
 // requested before the upstream kernel ends: it must be expert_gate_up, packed_gate_up or bulk_gate_up, or leave ids and
 // weights as they are.
 //
-// Requires: rows of whole 16 bytes; MXFP4: whole groups of 32; experts_per_token at most 32.
+// Requires: rows of whole 16 bytes; experts_per_token at most 32.
 // Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/moe/experts.py.
 // Moves n * experts_per_token times the bytes of a matrix.
 // Accuracy: fp32 sums of exact weights: relative 1e-5. Test: tests/cuda/kernels/test_expert_down.py
@@ -49,7 +49,7 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
         if (threadIdx.x >= experts_per_token * ROWS || tile >= end) return 0.f;
         int c = threadIdx.x / ROWS, row = min(tile * ROWS + (int)threadIdx.x % ROWS, hidden_size - 1);
         float weight = weights ? __ldcg(weights + c) : 1.f;
-        return PACKED ? weight * __ldg((const float*)chosen.scales[c] + row) : weight;
+        return ROW_SCALES ? weight * __ldg((const float*)chosen.scales[c] + row) : weight;
     };
     auto rows_of = [&](int unit, Row (&rows)[2]) {
         int tile = unit / pairs, choice = (unit - tile * pairs) * 2;

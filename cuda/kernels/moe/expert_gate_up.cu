@@ -10,7 +10,6 @@
 //              gate is at most that, up is clamped to ±limit, and 1 is added to up (OpenAI gpt-oss, 2025)
 //   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size, which all tokens
 //              choose: their up rows come shared_size after their gate rows
-//   gate_step  2: gate and up rows alternate; 1: all gate rows come first
 //
 // Algorithm: a warp computes two gate rows and the two up rows that belong to them; a lane has four
 // loads of 16 bytes of each row in flight. The expert ids come from upstream, so no weight can be
@@ -31,7 +30,7 @@ constexpr int PAIRS = 2;  // of gate and up rows, a warp
 extern "C" __global__ void __launch_bounds__(THREADS)
 expert_gate_up_kernel(const T* x, const u64* values, const u64* biases, const int* ids,
                       const float* input_weights, T* out, int num_routed, int shared_size, int hidden_size, int expert_size, int experts_per_token,
-                      int gate_step, float limit) {
+                      float limit) {
     extern __shared__ __align__(16) u8 dynamic[];
     T* activation = (T*)dynamic;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -44,10 +43,9 @@ expert_gate_up_kernel(const T* x, const u64* values, const u64* biases, const in
     __syncthreads();
     if (count <= 0) return;
     float gates[PAIRS] = {}, ups[PAIRS] = {};
-    i64 first = row * gate_step, to_up = gate_step == 2 ? 1 : ids[pair] < num_routed ? expert_size : shared_size;  // in rows
-    i64 stride = (i64)gate_step * hidden_size;
-    add_dots(gates, gate + first * hidden_size, stride, count, activation, hidden_size, lane, WARP);
-    add_dots(ups, gate + (first + to_up) * hidden_size, stride, count, activation, hidden_size, lane, WARP);
+    i64 first = row, to_up = ids[pair] < num_routed ? expert_size : shared_size;  // in rows
+    add_dots(gates, gate + first * hidden_size, hidden_size, count, activation, hidden_size, lane, WARP);
+    add_dots(ups, gate + (first + to_up) * hidden_size, hidden_size, count, activation, hidden_size, lane, WARP);
     const T* bias = biases ? (const T*)biases[ids[pair]] + first : nullptr;
     float weight = input_weights ? __ldcg(input_weights + pair) : 1.f;
 #pragma unroll
@@ -55,7 +53,7 @@ expert_gate_up_kernel(const T* x, const u64* values, const u64* biases, const in
         float g = warp_reduce(gates[r], Sum()), u = warp_reduce(ups[r], Sum());
         if (lane != 0 || r >= count) continue;
         g *= weight, u *= weight;
-        if (bias) g += to_float(bias[r * gate_step]), u += to_float(bias[r * gate_step + to_up]);
+        if (bias) g += to_float(bias[r]), u += to_float(bias[r + to_up]);
         out[pair * expert_size + row + r] = from_float<T>(gated<ACTIVATION>(g, u, limit));
     }
 }

@@ -1,26 +1,22 @@
 // Products of rows of experts' matrices with activation rows, for packed_gate_up and expert_down.
 //
-// SCHEME is PLAIN (elements of T), INT8, FP8, INT4 (linear/packed_layout.cuh) or MXFP4 (mxfp4.cuh). Thread
+// SCHEME is PLAIN (elements of T) or one of linear/packed_layout.cuh. Thread
 // (g, t) = (lane / 4, lane % 4) of a warp multiplies row g of eight `low` rows and row g of eight `high` rows: a
 // step is 16 bytes of each, which the thread copies to its own slots of shared memory several steps ahead, so no
 // barrier is needed. A unit is all steps of such rows; the warps of a block divide the steps of its units. The low rows are multiplied with one activation row, the high rows with another or the same:
 // in an mma the even columns are one of them, the odd columns the other.
 #pragma once
-#define MXFP4 4
 #include "common/mma.cuh"
 #include "linear/packed_layout.cuh"
-#include "moe/mxfp4.cuh"
 
-constexpr bool PACKED = SCHEME == INT8 || SCHEME == FP8 || SCHEME == INT4;
+constexpr bool PACKED = SCHEME != PLAIN;
 constexpr bool MMA = !Same<T, float>::value;
-constexpr int COLUMNS = SCHEME == MXFP4 ? 32 : 16 * 8 / BITS;  // of a thread in a step
+constexpr int COLUMNS = 16 * 8 / BITS;           // of a thread in a step
 constexpr int FRAGMENT = 16 / sizeof(T);         // activations in 16 bytes
 constexpr int FRAGMENTS = COLUMNS / FRAGMENT;    // of a thread in a step
 constexpr int STEP_COLUMNS = 4 * COLUMNS;
-constexpr bool SPREAD = GROUPED || SCHEME == INT4;  // a thread's octets are 32 columns apart
-constexpr int WORD_ENTRIES = 4 / ENTRY_BYTES;       // entries of groups in the word that is copied for a thread
-constexpr bool HAS_TABLE = GROUPED || SCHEME == MXFP4;
-constexpr int STEP_SLOT_BYTES = (16 + (HAS_TABLE ? 4 : 0)) * WARP * 2;  // of a warp for a step
+constexpr int WORD_ENTRIES = 4 / ENTRY_BYTES;    // entries of groups in the word that is copied for a thread
+constexpr int STEP_SLOT_BYTES = (16 + (GROUPED ? 4 : 0)) * WARP * 2;  // of a warp for a step
 
 // Copies 16 bytes that are read once to shared memory, or zeros.
 __device__ __forceinline__ void copy_16(u32 to, const void* from, bool valid, u64 policy) {
@@ -47,7 +43,7 @@ __device__ __forceinline__ void touch_tables(const u64* values, const u64* scale
     for (int i = threadIdx.x * 16; i < num_experts; i += blockDim.x * 16) {
         asm volatile("{ .reg .u64 ignored; ld.global.nc.u64 ignored, [%0]; }" ::"l"(
             __cvta_generic_to_global(values + i)));
-        if (SCHEME != PLAIN)
+        if (ROW_SCALES)
             asm volatile("{ .reg .u64 ignored; ld.global.nc.u64 ignored, [%0]; }" ::"l"(
                 __cvta_generic_to_global(scales + i)));
     }
@@ -56,7 +52,7 @@ __device__ __forceinline__ void touch_tables(const u64* values, const u64* scale
 // A thread's row of a matrix.
 struct Row {
     const u8* values;
-    const u8* scales;  // MXFP4: of the thread's groups; packed: the element of `row_scale`
+    const u8* scales;  // the element of `row_scale`
     int end;           // steps in which the thread has columns
 
     __device__ __forceinline__ Row() = default;
@@ -70,13 +66,9 @@ struct Row {
             values = (const u8*)values_address + row / TILE_ROWS * block_bytes + lane * 16;
             scales = (const u8*)scales_address + row * 4;
         } else {
-            end = (bytes_of(columns) - t * 16 + 63) / 64;
-            values = (const u8*)values_address + row * bytes_of(stride) + t * 16;
-            scales = (const u8*)scales_address + row * (stride / 32) + t;
+            end = (columns * (int)sizeof(T) - t * 16 + 63) / 64;
+            values = (const u8*)values_address + row * stride * (int)sizeof(T) + t * 16;
         }
-    }
-    __device__ __forceinline__ static int bytes_of(int columns) {
-        return SCHEME == MXFP4 ? columns / 2 : columns * (int)sizeof(T);
     }
     // Starts the copies of a step to a slot in shared memory; `which` is 0 (low) or 1 (high). Without `reads` zeros are
     // copied.
@@ -86,15 +78,11 @@ struct Row {
         const u8* from = values + (valid ? step * (PACKED ? PACKED_TILE_BYTES : 64) : 0);
         copy_16(slot + (which * WARP + lane) * 16, from, valid, policy);
         u32 table = slot + WARP * 32 + (which * WARP + lane) * 4;
-        if (SCHEME == MXFP4) {  // the word with the group's scale
-            if (valid) copy_4(table, (const u8*)((u64)(scales + step * 4) & ~3ull));
-        } else if (GROUPED && valid && t < TILE_GROUPS) {  // the word with the entry of the step's group t
-            copy_4(table, from - lane * 16 + TILE_ROWS * STEP_BYTES + (t * TILE_ROWS + lane / 4) / WORD_ENTRIES * 4);
-        }
-    }
-    // MXFP4: the scale in a word of `copy`.
-    __device__ __forceinline__ u32 scale_in(u32 word) const {
-        return scale_pair(word >> ((u32)(u64)scales % 4 * 8) & 255);
+        if (!GROUPED || !valid) return;
+        const u8* entries = from - lane * 16 + TILE_ROWS * STEP_BYTES;
+        if (!SCALED_SUMS) copy_4(table, entries + lane / 4 * 4);  // the word with the entries of the row
+        else if (t < TILE_GROUPS)                                 // or with that of the step's group t
+            copy_4(table, entries + (t * TILE_ROWS + lane / 4) / WORD_ENTRIES * 4);
     }
 };
 
@@ -118,19 +106,16 @@ __device__ __forceinline__ float sum_of(const uint4& v) {
 }
 // Eight activations in the order of unpacked pairs.
 __device__ __forceinline__ uint4 in_pairs(const uint4& v) {
-    if (SCHEME == INT4)
+    if (BITS == 4)
         return {__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x5410),
                 __byte_perm(v.z, v.w, 0x7632)};
-    if (SCHEME == MXFP4)
-        return {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410),
-                __byte_perm(v.y, v.w, 0x7632)};
     return v;
 }
 
 // The first column of place `at` in the order of the threads' fragments.
 __device__ __forceinline__ int column_of_place(int at) {
     int t = at % 4, i = at / 4 % FRAGMENTS, step = at / 4 / FRAGMENTS;
-    return step * STEP_COLUMNS + (SPREAD ? i * 32 + t * FRAGMENT : t * COLUMNS + i * FRAGMENT);
+    return step * STEP_COLUMNS + (GROUPED ? i * 32 + t * FRAGMENT : t * COLUMNS + i * FRAGMENT);
 }
 
 // Writes activations to their place in shared memory, and for zero points the sum of 32 columns. A warp calls it for
@@ -179,15 +164,15 @@ struct Activations {
     const float* sums[2];
 };
 
-// Unpacks the operands of pair `p` of mma instructions.
-__device__ __forceinline__ void unpack(const u32 (&words)[4], int p, u32 scale, u32 (&a)[4]) {
+// Unpacks the operands of pair `p` of mma instructions; MXFP4: `scales` are those of the row's groups.
+__device__ __forceinline__ void unpack(const u32 (&words)[4], int p, u32 scales, u32 (&a)[4]) {
 #if SCHEME == PLAIN
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = words[i];
 #elif SCHEME == INT4
     unpack_int4(words[p], a, T());
 #elif SCHEME == MXFP4
-    dequantize(words[p], scale, a);
+    unpack_mxfp4(words[p], e2m1_factor(scales, p, T()), a, T());
 #else
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -229,31 +214,33 @@ struct Sums {
                 found[i] += __uint_as_float(w.words[i][0]) * v.x + __uint_as_float(w.words[i][1]) * v.y +
                             __uint_as_float(w.words[i][2]) * v.z + __uint_as_float(w.words[i][3]) * v.w;
             }
-        } else if constexpr (GROUPED) {
+        } else if constexpr (SCALED_SUMS) {
             const Entry* entries = (const Entry*)table + g % WORD_ENTRIES;
             add_groups<WORD_ENTRIES>(w.words, step, entries + g * 4 * WORD_ENTRIES,
                                      entries + WARP * WORD_ENTRIES + g * 4 * WORD_ENTRIES, x);
         } else {
-            u32 scale[2] = {};
+            u32 scales[2] = {};
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (SCHEME == MXFP4) scale[i] = rows[i].scale_in(table[i * WARP + lane]);
-            add_pairs<FRAGMENTS>(products, w.words, scale, fragments(x, step), 0);
+                if (GROUPED) scales[i] = table[i * WARP + lane];
+            add_pairs<FRAGMENTS>(products, w.words, scales, fragments(x, step), 0);
         }
     }
 
     // Adds the products of a step, whose eight low and eight high rows are in shared memory. This thread's 16 bytes of
     // them are at `offset`; a packed tile has its scales and zero points behind its values.
     __device__ __forceinline__ void add_rows(const u8* low, const u8* high, int offset, int step, const Activations& x) {
-        const u32 no_scale[2] = {};
         Words w;
         w.bits[0] = *(const uint4*)(low + offset);
         w.bits[1] = *(const uint4*)(high + offset);
-        if constexpr (GROUPED) {
+        if constexpr (SCALED_SUMS) {
             int entry = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * ENTRY_BYTES;
             add_groups<TILE_ROWS>(w.words, step, (const Entry*)(low + entry), (const Entry*)(high + entry), x);
         } else {
-            add_pairs<FRAGMENTS>(products, w.words, no_scale, fragments(x, step), 0);
+            u32 scales[2] = {};
+            int row = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * ROW_ENTRIES;
+            if (GROUPED) scales[0] = *(const u32*)(low + row), scales[1] = *(const u32*)(high + row);
+            add_pairs<FRAGMENTS>(products, w.words, scales, fragments(x, step), 0);
         }
     }
 
@@ -265,12 +252,12 @@ struct Sums {
 
     template <int COUNT>
     __device__ __forceinline__ static void add_pairs(float (&to)[2][4], const u32 (&words)[2][4],
-                                                     const u32 (&scale)[2], const uint4* column, int first) {
+                                                     const u32 (&scales)[2], const uint4* column, int first) {
 #pragma unroll
         for (int p = first; p < first + COUNT; p++) {
             u32 a[4], b[4];
-            unpack(words[0], p, scale[0], a);
-            unpack(words[1], p, scale[1], b);
+            unpack(words[0], p, scales[0], a);
+            unpack(words[1], p, scales[1], b);
             uint4 v = column[p * 4];
             mma<T>(to[0], a[0], b[0], a[1], b[1], v.x, v.y);
             mma<T>(to[1], a[2], b[2], a[3], b[3], v.z, v.w);
@@ -283,11 +270,11 @@ struct Sums {
                                                const Entry* high_table, const Activations& x) {
         constexpr int PARTS = GROUPED ? TILE_GROUPS : 1;
         constexpr int PAIRS = FRAGMENTS / PARTS;  // of mma instructions, and sums of 32 columns, in a part
-        const u32 no_scale[2] = {};
+        const u32 no_scales[2] = {};
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             float own[2][4] = {};
-            add_pairs<PAIRS>(own, words, no_scale, fragments(x, step), part * PAIRS);
+            add_pairs<PAIRS>(own, words, no_scales, fragments(x, step), part * PAIRS);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 Entry entry = (i ? high_table : low_table)[part * STRIDE];
@@ -309,14 +296,14 @@ struct Sums {
         if constexpr (!MMA) {
             sum += __shfl_xor_sync(ALL, sum, 1);
             sum += __shfl_xor_sync(ALL, sum, 2);
-        } else if (!GROUPED) {
+        } else if (!SCALED_SUMS) {
             sum = products[0][3 * i] + products[1][3 * i];
         }
-        return SCHEME == MXFP4 ? sum * WEIGHT_SCALE : sum;
+        return sum;
     }
 };
 
-__device__ __forceinline__ float row_scale(const Row& row) { return PACKED ? *(const float*)row.scales : 1; }
+__device__ __forceinline__ float row_scale(const Row& row) { return ROW_SCALES ? *(const float*)row.scales : 1; }
 
 // A token's experts.
 struct Chosen {
@@ -334,6 +321,6 @@ struct Chosen {
         if (i >= count) return;
         ids[i] = id;
         values[i] = __ldg(all_values + id);
-        scales[i] = SCHEME == PLAIN ? 0 : __ldg(all_scales + id);
+        scales[i] = ROW_SCALES ? __ldg(all_scales + id) : 0;
     }
 };

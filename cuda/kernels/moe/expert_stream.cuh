@@ -54,12 +54,12 @@ template <int WARPS, int DEPTH, typename RowsOf> struct Stream {
     __device__ __forceinline__ void add(Sums& sums, int of, const Row (&rows)[2], const Activations& x) {
         while (has(of)) {
             wait_for_copies<DEPTH - 1>();
-            if (GROUPED) __syncwarp();
+            if (SCALED_SUMS) __syncwarp();
             const u8* from = slots + slot * SLOT_BYTES;
 #pragma unroll
             for (int r = 0; r < RUN; r++)
                 if (r == 0 || run * RUN + r < steps) sums.add(from + r * STEP_SLOT_BYTES, run * RUN + r, rows, x);
-            if (GROUPED) __syncwarp();
+            if (SCALED_SUMS) __syncwarp();
             request(slot);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
             run += WARPS;

@@ -9,7 +9,7 @@
 //
 // Algorithm: grouped.cuh. expert_sum adds the outputs of a token.
 //
-// Requires: expert_size * sizeof T a multiple of 16, with MXFP4 expert_size of 32; hidden_size even.
+// Requires: expert_size * sizeof T a multiple of 16; hidden_size even.
 // Launch: grid (ceil(hidden_size / 128), most tiles of rows), block 256, dynamic shared memory as in compute_tile.
 // Moves the matrices of all chosen experts, x and out.
 // Accuracy: fp32 sums of weights rounded to T, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32).

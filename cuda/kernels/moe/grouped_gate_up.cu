@@ -2,21 +2,20 @@
 //
 //   x       T [n, hidden_size]
 //   values  u64 [num_matrices]: addresses of each expert's matrix [2 * expert_size, hidden_size]: of its elements T,
-//           with MXFP4 u8 [2 * expert_size, hidden_size / 2], or of its packed tiles (linear/packed_layout.cuh)
-//   scales  u64 [num_matrices] or null: null with PLAIN; addresses of scales, with MXFP4 u8 [2 * expert_size,
-//           hidden_size / 32], of packed matrices fp32 [2 * expert_size]
+//           or of its packed tiles (linear/packed_layout.cuh)
+//   scales  u64 [num_matrices] or null: null with PLAIN and MXFP4; addresses of row scales fp32 [2 * expert_size]
 //   biases  u64 [num_matrices] or null: addresses of biases T [2 * expert_size]
 //   input_weights  fp32 [n, experts_per_token] or null: of the choices in the order of the tokens; as in
 //           expert_gate_up
 //   order   int32 [n * experts_per_token]: of expert_order
 //   starts  int32 [num_experts + 1]
-//   out     T [n * experts_per_token, expert_size]: rows in that order; as in expert_gate_up, with gate_step and limit
+//   out     T [n * experts_per_token, expert_size]: rows in that order; as in expert_gate_up, with limit
 //
 // Algorithm: grouped.cuh. A block has 64 gate rows and the 64 up rows that belong to them, in turns of eight, so that
 // a thread has both sums of an output.
 //
-// Requires: hidden_size * sizeof T a multiple of 16, with MXFP4 hidden_size of 32; expert_size even; for packed
-// matrices a multiple of 8 and gate_step 1.
+// Requires: hidden_size * sizeof T a multiple of 16; expert_size even; for packed
+// matrices a multiple of 8.
 // Launch: grid (ceil(expert_size / 64), most tiles of rows), block 256, dynamic shared memory as in compute_tile.
 // Moves the matrices of all chosen experts, and x once for each.
 // Accuracy: fp32 sums of weights rounded to T, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32).
@@ -33,7 +32,7 @@ struct Outputs {
     const float* input_weights;
     const int* order;
     T* out;
-    int first_row, num_rows, first, expert_size, gate_step, to_up;
+    int first_row, num_rows, first, expert_size;
     float limit;
 
     __device__ __forceinline__ float weight_of(int row) const {
@@ -41,10 +40,10 @@ struct Outputs {
     }
     // What the sum of gate (0) or up (1) of an output is multiplied by; its bias.
     __device__ __forceinline__ float factor(int output, int which) const {
-        return Matrix::scale(scales, output * gate_step + which * to_up);
+        return Matrix::scale(scales, output + which * expert_size);
     }
     __device__ __forceinline__ float shift(int output, int which) const {
-        return bias ? to_float(bias[output * gate_step + which * to_up]) : 0.f;
+        return bias ? to_float(bias[output + which * expert_size]) : 0.f;
     }
     __device__ __forceinline__ T* place(int row, int output) const {
         return out + (i64)(first_row + row) * expert_size + output;
@@ -115,18 +114,18 @@ struct Outputs {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u64* biases,
                        const float* input_weights, const int* order, const int* starts, T* out, int num_experts, int hidden_size, int expert_size,
-                       int experts_per_token, int gate_step, float limit) {
+                       int experts_per_token, float limit) {
     extern __shared__ __align__(1024) u8 stages[];
     start_dependents();
     wait_for_upstream();
     ExpertRows rows(starts, num_experts, blockIdx.y);
     if (rows.first == rows.end) return;
-    int first = blockIdx.x * PAIRS, to_up = gate_step == 2 ? 1 : expert_size, num_rows = rows.end - rows.first;
+    int first = blockIdx.x * PAIRS, num_rows = rows.end - rows.first;
     auto token_of = [&](int i) { return i < num_rows ? order[rows.first + i] / experts_per_token : -1; };
     // Of 16 rows of the tile eight are gate rows, then the up rows of the same outputs come.
     auto row_of = [&](int i) {
         int output = first + i / 16 * 8 + i % 8;
-        return output < expert_size ? output * gate_step + (i % 16 < 8 ? 0 : to_up) : -1;
+        return output < expert_size ? output + (i % 16 < 8 ? 0 : expert_size) : -1;
     };
     u64 own_scales = scales ? scales[rows.expert] : 0;
     Activations activations(x, token_of, hidden_size);
@@ -134,7 +133,7 @@ grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u
     Sums sums = {};
     compute_tile(sums, activations, matrix, stages, num_rows);
     const T* bias = biases ? (const T*)biases[rows.expert] : nullptr;
-    Outputs outputs{own_scales, bias,  input_weights, order,     out,   rows.first,
-                    num_rows,   first, expert_size,   gate_step, to_up, limit};
+    Outputs outputs{own_scales, bias,     input_weights, order, out,
+                    rows.first, num_rows, first, expert_size, limit};
     outputs.store(sums);
 }

@@ -1,21 +1,16 @@
 // The matrices of a grouped GEMM in shared memory, and as operands of mma; see grouped.cuh.
 //
-// SCHEME is PLAIN (elements of T), INT8, FP8, INT4 (linear/packed_layout.cuh) or MXFP4 (mxfp4.cuh). A slot of the
-// ring has TILE_COLUMNS rows of the matrix by DEPTH elements, of INT4 by two times as many.
+// SCHEME is PLAIN (elements of T) or one of linear/packed_layout.cuh. A slot of the ring has TILE_COLUMNS rows of the
+// matrix by DEPTH elements, of 4 bits by two times as many.
 #pragma once
-#define MXFP4 4
 #include "common/async_copy.cuh"
 #include "common/mma.cuh"
 #include "common/pack.cuh"
 #include "linear/packed_layout.cuh"
-#if SCHEME == MXFP4
-#include "moe/mxfp4.cuh"
-#endif
 
 constexpr int THREADS = 256, TILE_COLUMNS = 128;
 constexpr int ROW_BYTES = 128, DEPTH = ROW_BYTES / sizeof(T), CHUNK = 16 / sizeof(T);
-constexpr bool PACKED = SCHEME == INT8 || SCHEME == FP8 || SCHEME == INT4;
-constexpr bool SPREAD = !PACKED || GROUPED;  // the two octets of a thread are 32 columns apart, not side by side
+constexpr bool SPREAD = SCHEME == PLAIN || GROUPED;  // the two octets of a thread are 32 columns apart, not side by side
 // Hopper's matmul, for 128 rows of 16 bits (grouped_wgmma.cuh). TRANSPOSED: a thread's sums are those of matrix rows, for
 // two activation rows at a time.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && BLOCK_ROWS == 128
@@ -25,7 +20,7 @@ constexpr bool WGMMA = sizeof(T) == 2;
 constexpr bool WGMMA = false;
 #define TRANSPOSED 0
 #endif
-constexpr int DEPTHS = SCHEME == INT4 ? 2 : 1;  // of activations for a slot
+constexpr int DEPTHS = BITS == 4 ? 2 : 1;  // of activations for a slot
 constexpr int SLOTS = DEPTHS == 1 ? STAGES : STAGES / 2 + 1;
 
 union Chunk {
@@ -90,54 +85,9 @@ struct Matrix {
     static __device__ __forceinline__ float scale(u64, int) { return 1; }
 };
 
-#elif SCHEME == MXFP4
-// Elements 2t and 2t + 1 of the eight in a word as a pair.
-__device__ __forceinline__ u32 dequantize_pair(u32 word, int t, u32 scale) {
-    u32 at = __byte_perm(word << 4, word, 0x4400 + 0x1111 * t), bits = (at & 0x80008000u) | ((at >> 6) & 0x01c001c0u);
-    u32 pair;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(bits), "r"(scale), "r"(0x80008000u));
-    return pair;
-}
-// Dequantizes eight elements to four pairs of neighbors; see mxfp4.cuh for the scale.
-__device__ __forceinline__ void dequantize_neighbors(u32 word, u32 scale, u32 (&pairs)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = dequantize_pair(word, i, scale);
-}
-
-// A thread copies a group of a row, of two in a slot. Its scale is stored, ready to use, with the next group.
-struct Matrix {
-    static constexpr int VALUE_BYTES = TILE_COLUMNS * 32, BYTES = VALUE_BYTES + TILE_COLUMNS * 8;
-    const u8 *values, *scales;  // of the row
-    u32 held = 0, *before = nullptr;  // the scale of the last group, and where it will be
-    int groups;  // of the row, 0: it does not exist
-
-    template <typename RowOf>
-    __device__ __forceinline__ Matrix(u64 values, u64 scales, RowOf row_of, int columns) {
-        int row = row_of(threadIdx.x / 2), all = columns / GROUP;
-        groups = row < 0 ? 0 : all;
-        this->values = (const u8*)values + (i64)max(row, 0) * all * 16;
-        this->scales = (const u8*)scales + (i64)max(row, 0) * all;
-    }
-    __device__ __forceinline__ void load(u8* slot, int depth) {
-        int row = threadIdx.x / 2, half = threadIdx.x % 2, group = depth * 2 + half;
-        bool valid = group < groups;
-        u32 to = shared_address(slot);
-        copy_chunk(to + row * 32 + ((half ^ (row >> 2 & 1)) << 4), values + (valid ? group * 16 : 0), valid);
-        if (before) *before = scale_pair(held);
-        before = (u32*)(slot + VALUE_BYTES) + threadIdx.x;
-        held = valid ? __ldg(scales + group) : 0;
-    }
-    static __device__ __forceinline__ Chunk operand(const u8* slot, int, int column, int group) {
-        Chunk result;
-        const u8* at = slot + column * 32 + ((group ^ (column >> 2 & 1)) << 4) + threadIdx.x % 4 * 4;
-        dequantize_neighbors(*(const u32*)at, ((const u32*)(slot + VALUE_BYTES))[column * 2 + group], result.at);
-        return result;
-    }
-    static __device__ __forceinline__ float scale(u64, int) { return WEIGHT_SCALE; }
-};
-
 #else
-// Eight quantized values as four pairs of neighbors, without scales; FP8 in groups as shifted pairs.
+// Eight quantized values as four pairs of neighbors, without scales; FP8 in groups as shifted pairs, MXFP4 as placed
+// ones.
 __device__ __forceinline__ void unpack_octet(const u8* at, u32 (&pairs)[4]) {
 #if SCHEME == INT4
     u32 word = *(const u32*)at;
@@ -155,6 +105,14 @@ __device__ __forceinline__ void unpack_octet(const u8* at, u32 (&pairs)[4]) {
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) pairs[i] = subtract_pairs(pairs[i], BIAS, T());
+#elif SCHEME == MXFP4
+    u32 word = *(const u32*)at;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 spread = __byte_perm(word, 0, i ? 0x4342 : 0x4140);
+        pairs[i] = place_e2m1<0>(spread, T());
+        pairs[i + 2] = place_e2m1<4>(spread, T());
+    }
 #else
     uint2 words = *(const uint2*)at;
     u32 halves[2][2];
@@ -202,14 +160,20 @@ struct Matrix {
         Chunk result;
         unpack_octet(tile + row * STEP_BYTES + threadIdx.x % 4 * 16 + octet * BITS, result.at);
         if constexpr (GROUPED) {
-            int entry = octet * 32 / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
-            float2 pair = group_of(((const Entry*)(tile + TILE_ROWS * STEP_BYTES))[entry]);
-#if SCHEME == FP8
+            int entry = octet * 32 / (GROUPED ? GROUP_SIZE : 1) * GROUP_ENTRIES + row * ROW_ENTRIES;
+            const Entry& stored = ((const Entry*)(tile + TILE_ROWS * STEP_BYTES))[entry];
+#if SCHEME == MXFP4
+            u32 factor = e2m1_factor(stored.field, T());
+#pragma unroll
+            for (int i = 0; i < 4; i++) result.at[i] = multiply_pairs(result.at[i], factor, T());
+#elif SCHEME == FP8
+            float2 pair = group_of(stored);
             Fp8Scale<T> scale;
             scale.set(pair.x);
 #pragma unroll
             for (int i = 0; i < 4; i++) result.at[i] = scale.apply(result.at[i]);
 #else
+            float2 pair = group_of(stored);
             u32 by = pair_bits(pair.x, pair.x, T()), zero = pair_bits(-pair.y, -pair.y, T());
 #pragma unroll
             for (int i = 0; i < 4; i++)  // whole zero points are subtracted exactly
@@ -218,6 +182,8 @@ struct Matrix {
         }
         return result;
     }
-    static __device__ __forceinline__ float scale(u64 scales, int row) { return __ldg((const float*)scales + row); }
+    static __device__ __forceinline__ float scale(u64 scales, int row) {
+        return ROW_SCALES ? __ldg((const float*)scales + row) : 1;
+    }
 };
 #endif

@@ -1,8 +1,8 @@
 // The products of a tile of 128 rows of grouped.cuh by wgmma, on sm_90a.
 #pragma once
 #include "common/wgmma.cuh"
-#include "moe/grouped_ring.cuh"  // first: it defines MXFP4
 #include "linear/gemm_operands.cuh"
+#include "moe/grouped_ring.cuh"
 
 #if SCHEME == PLAIN
 // Each of two warpgroups multiplies 64 activation rows; its sums are those of an mma with 16 rows a warp.
@@ -33,21 +33,8 @@ __device__ __forceinline__ void compute_tile_wgmma(float (&sums)[64], const Acti
 // Converts DEPTH elements of a slot to the left operands of four wgmma.
 __device__ __forceinline__ void convert_depth(u32 (&operands)[4][4], const u8* slot, int depth, const LaneRows& lane,
                                               RowGroups& groups) {
-#if SCHEME == MXFP4
-#pragma unroll
-    for (int i = 0; i < 4; i++) {  // two groups of two rows
-        int group = i / 2, upper = i % 2, row = lane.first() + 2 * upper;
-        uint4 words = *(const uint4*)(slot + row * 32 + ((group ^ (row >> 2 & 1)) << 4));
-        u32 scale = ((const u32*)(slot + Matrix::VALUE_BYTES))[row * 2 + group];
-        const u32(&octets)[4] = (const u32(&)[4])words;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            operands[group * 2 + j / 2][j % 2 * 2 + upper] = dequantize_pair(octets[j], lane.t, scale);
-    }
-#else
     if (DEPTHS == 2 && depth % 2) convert<1>(operands, slot, lane, groups);
     else convert<0>(operands, slot, lane, groups);
-#endif
 }
 
 // Each of two warpgroups multiplies 64 rows of the matrix, converted in registers, by all activation rows. So a warp's

@@ -2,8 +2,8 @@
 //
 //   x          T [n, hidden_size]
 //   values     u64 [num_experts]: address of each expert's matrix [2 * expert_size, hidden_size]: tiles of
-//              linear/packed_layout.cuh, or elements of MXFP4 u8 [rows, hidden_size / 2]
-//   scales     u64 [num_experts] or null: address of its row scales fp32, or of MXFP4's u8 [rows, hidden_size / 32]
+//              linear/packed_layout.cuh
+//   scales     u64 [num_experts] or null: address of its row scales fp32; null for MXFP4
 //   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
 //   ids        int32 [n, experts_per_token]
 //   input_weights  fp32 [n, experts_per_token] or null: the products are multiplied by them, before a bias is added:
@@ -12,14 +12,13 @@
 //              gate is at most that, up is clamped to ±limit, and 1 is added to up (OpenAI gpt-oss, 2025)
 //   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size, which all tokens
 //              choose: their up rows come shared_size after their gate rows
-//   gate_step  2: gate and up rows alternate; 1: all gate rows come first
 //
 // Algorithm: a unit is eight outputs of a token's expert: eight gate rows and eight up rows. A block computes
 // neighboring units of a token. Its warps divide the columns; their sums are added in the order of the warps. x is
 // read first: behind the weights it would wait for all of them. The next kernel may start when the ids of the experts
 // are known: see expert_down. The first blocks warm the instruction cache while they wait.
 //
-// Requires: packed layout: expert_size a multiple of 8, gate_step 1; MXFP4: whole groups of 32;
+// Requires: packed layout: expert_size a multiple of 8;
 // experts_per_token at most 32.
 // Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/moe/experts.py.
 // Moves n * experts_per_token times the bytes of a matrix, less where tokens share experts that stay in L2.
@@ -33,7 +32,7 @@ constexpr int WARPS = NUM_WARPS, DEPTH = NUM_SLOTS, ROWS = 8;
 extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_experts, const u64* biases,
                       const int* ids, const float* input_weights, T* out, int num_routed, int shared_size, int hidden_size, int expert_size,
-                      int experts_per_token, int gate_step, float limit) {
+                      int experts_per_token, float limit) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ float sums[2][WARPS][2 * ROWS];
     __shared__ Chosen chosen;
@@ -46,8 +45,8 @@ packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_
     touch_tables(values, scales, num_experts);
     auto rows_of = [&](int unit, Row (&rows)[2]) {
         int choice = unit / tiles, first = (unit - choice * tiles) * ROWS;
-        i64 row = (i64)min(first + lane / 4, expert_size - 1) * gate_step;
-        i64 to_up = gate_step == 2 ? 1 : chosen.ids[choice] < num_routed ? expert_size : shared_size;
+        i64 row = min(first + lane / 4, expert_size - 1);
+        i64 to_up = chosen.ids[choice] < num_routed ? expert_size : shared_size;
         u64 values_at = chosen.values[choice], scales_at = chosen.scales[choice];
         rows[0] = Row(values_at, scales_at, row, hidden_size, hidden_size);
         rows[1] = Row(values_at, scales_at, row + to_up, hidden_size, hidden_size);
@@ -93,8 +92,8 @@ packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_
                 g *= weight, u *= weight;
             }
             if (biases) {
-                const T* bias = (const T*)biases[chosen.ids[choice]] + (i64)at * gate_step;
-                g += to_float(bias[0]), u += to_float(bias[gate_step == 2 ? 1 : expert_size]);
+                const T* bias = (const T*)biases[chosen.ids[choice]] + at;
+                g += to_float(bias[0]), u += to_float(bias[expert_size]);
             }
             T result = from_float<T>(gated<ACTIVATION>(g, u, limit));
             if (is_real) out[(token * experts_per_token + choice) * expert_size + at] = result;

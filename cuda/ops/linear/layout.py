@@ -10,7 +10,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.row_changes import narrow_elements
 from swiftchat.cuda.packed_layout import (
-    TILE_COLUMNS,
+    PACKED_SCHEMES,
     TILE_ROWS,
     has_zero_points,
     padded_columns,
@@ -172,14 +172,14 @@ def _row_bytes(n: int, weight: Matrix, num_splits: int, cluster: int) -> int:
     chunk = _CHUNK_BYTES // itemsize
     if isinstance(weight, PackedMatrix):
         k = padded_columns(weight.scheme, k)
-        chunk = _CHUNK_BYTES // 64 * TILE_COLUMNS[weight.scheme]
+        chunk = _CHUNK_BYTES // 64 * PACKED_SCHEMES[weight.scheme].tile_columns
     columns = min(k, _split_columns(k, num_splits))
     if cluster > 1:
         columns = ceil(columns / chunk) * chunk // cluster
     if not isinstance(weight, PackedMatrix):
         return _padded(columns * itemsize)
-    group_size = weight.group_size or TILE_COLUMNS[weight.scheme]
-    if n == 1 and weight.scheme != "FP8" and itemsize == 2:
+    group_size = weight.group_size or PACKED_SCHEMES[weight.scheme].tile_columns
+    if n == 1 and PACKED_SCHEMES[weight.scheme].multiplies_integers and itemsize == 2:
         return 2 * _padded(columns) + 8 * (columns // group_size | 1)
     has_sums = has_zero_points(weight.scheme, weight.group_size)
     return _padded(columns * itemsize) + (4 * (columns // group_size | 1) if has_sums else 0)

@@ -82,123 +82,72 @@ class Workspace:
         return self.counters.numel() * M_TILE >= m
 
 
-def linear(
-    gpu: Gpu,
-    x: Tensor,
-    weight: Matrix,
-    out: Tensor,
-    workspace: Workspace,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    x_scale: Tensor | None = None,
-    changes: RowChanges | None = None,
-) -> None:
-    """Write x [n, k] · weightᵀ [k, m] + bias to out [n, m].
+@dataclass(frozen=True)
+class LinearInput:
+    """What a weight [m, k] is multiplied with, and what is added to the results.
 
-    `out` has the weight's dtype or is fp32. bias is [m], or [n, m] with one for each row, and
-    `changes` are added to the results; so in all functions here. x has the weight's dtype, or with
-    `norm` is fp32. With a packed weight, the rows of x may be multiplied by `x_scale` fp32 [n].
+    `x` is [n, k] of the weight's dtype, or with `norm` fp32. `bias` is [m], or [n, m] with one for
+    each row; `changes` are added, too. With a packed weight, rows of `x` may be multiplied by
+    `x_scale` fp32 [n].
     """
+
+    x: Tensor
+    norm: Norm | None = None
+    bias: Tensor | None = None
+    changes: RowChanges | None = None
+    x_scale: Tensor | None = None
+
+
+def linear(
+    gpu: Gpu, inputs: LinearInput, weight: Matrix, out: Tensor, workspace: Workspace
+) -> None:
+    """Write x · weightᵀ to out [n, m], of the weight's dtype or fp32."""
     fp32_out = out.dtype == torch.float32 and weight.dtype != torch.float32
     options = {"epilogue": "STORE", "fp32_out": fp32_out}
-    _launch(
-        gpu,
-        x,
-        weight,
-        out,
-        workspace,
-        options,
-        bias=bias,
-        norm=norm,
-        x_scale=x_scale,
-        changes=changes,
-    )
+    _launch(gpu, inputs, weight, out, workspace, options)
 
 
 def linear_residual(
-    gpu: Gpu,
-    x: Tensor,
-    weight: Matrix,
-    residual: Tensor,
-    workspace: Workspace,
-    *,
-    bias: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    changes: RowChanges | None = None,
+    gpu: Gpu, inputs: LinearInput, weight: Matrix, residual: Tensor, workspace: Workspace
 ) -> None:
-    """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, m] in place.
-
-    `x_scale` is as for `linear`.
-    """
-    options = {"epilogue": "RESIDUAL"}
-    _launch(
-        gpu, x, weight, residual, workspace, options, bias=bias, x_scale=x_scale, changes=changes
-    )
+    """Add x · weightᵀ to the fp32 residual stream [n, m] in place; without a norm of x."""
+    _launch(gpu, inputs, weight, residual, workspace, {"epilogue": "RESIDUAL"})
 
 
 def linear_send(
-    gpu: Gpu,
-    x: Tensor,
-    weight: Matrix,
-    buffer: PeerBuffer,
-    workspace: Workspace,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    changes: RowChanges | None = None,
+    gpu: Gpu, inputs: LinearInput, weight: Matrix, buffer: PeerBuffer, workspace: Workspace
 ) -> None:
-    """Write x [n, k] · weightᵀ + bias in fp32 to every rank's peer buffer, as this rank's part."""
-    buffer.check_capacity(len(x) * len(weight))
-    options = {"epilogue": "SEND"}
-    out = buffer.addresses
-    _launch(
-        gpu,
-        x,
-        weight,
-        out,
-        workspace,
-        options,
-        bias=bias,
-        norm=norm,
-        changes=changes,
-    )
+    """Write x · weightᵀ in fp32 to every rank's peer buffer, as this rank's part."""
+    buffer.check_capacity(len(inputs.x) * len(weight))
+    _launch(gpu, inputs, weight, buffer.addresses, workspace, {"epilogue": "SEND"})
 
 
 def linear_act_and_mul(
     gpu: Gpu,
-    x: Tensor,
+    inputs: LinearInput,
     weight: Matrix,
     out: Tensor,
     workspace: Workspace,
     *,
-    norm: Norm | None = None,
     activation: str,
-    bias: Tensor | None = None,
-    changes: RowChanges | None = None,
 ) -> None:
     """Write activation(gate) * up to out [n, m / 2]; the weight's rows are gate's, then up's."""
     m = len(weight)
     if m % 2:
         raise ValueError(f"gate and up must have the same number of rows, not {m} together")
     options = {"epilogue": "ACT_AND_MUL", "activation": activation}
-    _launch(
-        gpu, x, weight, out, workspace, options, bias=bias, norm=norm, pair_span=m, changes=changes
-    )
+    _launch(gpu, inputs, weight, out, workspace, options, pair_span=m)
 
 
 def linear_rope_cache(
     gpu: Gpu,
-    x: Tensor,
+    inputs: LinearInput,
     weight: Matrix,
     queries: Tensor,
     workspace: Workspace,
     *,
-    norm: Norm | None = None,
     rope: RopeCache,
-    bias: Tensor | None = None,
     first_head: int = 0,
-    changes: RowChanges | None = None,
 ) -> None:
     """Compute a merged q/k/v matmul with rotary embedding.
 
@@ -219,38 +168,23 @@ def linear_rope_cache(
             f"the weight's rows from head {first_head} on must be whole heads of "
             f"{num_heads} + 2 × {num_kv_heads}"
         )
-    options = {"epilogue": "ROPE_CACHE"}
-    _launch(
-        gpu,
-        x,
-        weight,
-        queries,
-        workspace,
-        options,
-        bias=bias,
-        norm=norm,
-        pair_span=head_dim,
-        rope=rope.arguments(first_head),
-        changes=changes,
-    )
+    options, arguments = {"epilogue": "ROPE_CACHE"}, rope.arguments(first_head)
+    _launch(gpu, inputs, weight, queries, workspace, options, pair_span=head_dim, rope=arguments)
 
 
 def _launch(
     gpu: Gpu,
-    x: Tensor,
+    inputs: LinearInput,
     weight: Matrix,
     out: Tensor,
     workspace: Workspace,
     options: dict[str, Any],
     *,
-    bias: Tensor | None,
-    norm: Norm | None = None,
     pair_span: int = M_TILE,
     rope: dict[str, Any] = _NO_ROPE,
-    x_scale: Tensor | None = None,
-    changes: RowChanges | None = None,
 ) -> None:
     """Launch the kernel of these options of `linear_macros`."""
+    x, norm, bias, changes = inputs.x, inputs.norm, inputs.bias, inputs.changes
     n, (m, k) = len(x), weight.shape
     splittable = options["epilogue"] in _SPLITTABLE and norm is None
     has_changes = changes is not None
@@ -261,7 +195,7 @@ def _launch(
     elements, row_scale = storage(weight)
     if isinstance(weight, PackedMatrix):
         options = {**options, "scheme": weight.scheme, "group_size": weight.group_size}
-    elif x_scale is not None:
+    elif inputs.x_scale is not None:
         raise ValueError("x_scale is only for packed weights")
     layout = Layout.of(
         gpu,
@@ -316,7 +250,7 @@ def _launch(
         counters=workspace.counters,
         **rope,
         row_scale=row_scale,
-        x_scale=x_scale,
+        x_scale=inputs.x_scale,
         box_rows=box_rows,
         **low_rank,
     )

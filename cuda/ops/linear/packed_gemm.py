@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, tile_bytes
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, TILE_ROWS, tile_bytes
 from swiftchat.cuda.packed_matrix import PackedMatrix, storage_macros
 from swiftchat.cuda.tensor_map import tensor_map
 
@@ -15,8 +15,7 @@ _WARP_ROWS, _UNIT_COLUMNS = 16, 128  # weight rows of a consumer warp, columns o
 _WGMMA_ROWS = (32, 64, 96, 128, 192, 256)  # activation rows of a tile
 _MMA_ROWS = (32, 64, 96, 128)
 _CLUSTER = {"WGMMA_PATH": 2, "MMA_PATH": 1}  # blocks that share activations
-# Above this, dequantizing for cuBLAS costs less than cuBLAS gains. Not measured without wgmma.
-_MAX_WGMMA_ROWS = {"INT4": 2048, "INT8": 1536, "FP8": 1536}
+# Above this, dequantizing for cuBLAS costs less than cuBLAS gains; not measured.
 _MAX_MMA_ROWS = 64
 _WARPS = 8  # consumers of a block
 # With few activation rows twice as many hide more latency, if the matrix has work for them.
@@ -38,7 +37,7 @@ def numbers_of_warps(rows: int, path: str) -> tuple[int, ...]:
 def packed_gemm_fits(gpu: Gpu, n: int, weight: PackedMatrix) -> bool:
     """Return whether `packed_gemm` is the fastest way to multiply n > 16 rows with this weight."""
     has_wgmma = _path(gpu) == "WGMMA_PATH"
-    most = _MAX_WGMMA_ROWS[weight.scheme] if has_wgmma else _MAX_MMA_ROWS
+    most = PACKED_SCHEMES[weight.scheme].most_gemm_rows if has_wgmma else _MAX_MMA_ROWS
     return n <= most and weight.dtype.itemsize == 2
 
 
@@ -91,7 +90,7 @@ class _Layout:
             warps = _WARPS
         unit_bytes = (
             _UNIT_COLUMNS
-            // TILE_COLUMNS[weight.scheme]
+            // PACKED_SCHEMES[weight.scheme].tile_columns
             * tile_bytes(weight.scheme, weight.group_size)
         )
         w_bytes = warps * _WARP_ROWS // TILE_ROWS * unit_bytes

@@ -6,7 +6,7 @@ The kernels are `quantize.cu`, `dequantize.cu` and `scale_gemm_output.cu` in `ke
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, padded_columns
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, padded_columns
 from swiftchat.cuda.packed_matrix import PackedMatrix, storage_macros
 
 _THREADS = 256
@@ -61,7 +61,7 @@ def dequantize(gpu: Gpu, matrix: PackedMatrix, out: Tensor) -> None:
     if rows == 0:
         return
     blocks, most = len(matrix.tiles), _DEQUANTIZE_BLOCKS_PER_SM * gpu.num_sms
-    tiles = padded_columns(matrix.scheme, k) // TILE_COLUMNS[matrix.scheme]
+    tiles = padded_columns(matrix.scheme, k) // PACKED_SCHEMES[matrix.scheme].tile_columns
     parts = max(1, min(most // blocks, -(-tiles // (_THREADS // 32))))
     kernel(
         (min(blocks, most), parts),

@@ -7,7 +7,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.packed_layout import (
-    TILE_COLUMNS,
+    PACKED_SCHEMES,
     has_zero_points,
     packing_fits,
     padded_columns,
@@ -26,7 +26,7 @@ def _shared_bytes(matrices: ExpertMatrices) -> int:
     row_bytes = (columns * 2 // 64 | 1) * 64  # of activations, and of rows that are not packed
     if is_plain:
         return (2 * _ROWS + 1) * row_bytes
-    tiles = 2 * columns // TILE_COLUMNS[scheme]
+    tiles = 2 * columns // PACKED_SCHEMES[scheme].tile_columns
     sums_bytes = columns // 32 * 4 if has_zero_points(scheme, group_size) else 0
     return tiles * tile_bytes(scheme, group_size) + row_bytes + sums_bytes
 
@@ -41,7 +41,7 @@ def bulk_gate_up_fits(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, n:
     if scheme == "PLAIN":
         fits = columns % 32 == 0 and n == 1
     else:
-        fits = scheme in TILE_COLUMNS and packing_fits(scheme, columns, matrices.group_size)
+        fits = packing_fits(scheme, columns, matrices.group_size)
     return (
         fits
         and gpu.has_copy_engine

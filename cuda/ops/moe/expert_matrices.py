@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.moe.mxfp4 import GROUP
-from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
+from swiftchat.cuda.packed_layout import has_row_scales, packed_bytes, packing_fits
 from swiftchat.cuda.signature import Macro
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")  # of experts' gates
@@ -17,14 +16,13 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")  # of experts' gates
 class ExpertMatrices:
     """The matrices [rows, columns] of a layer's experts: addresses int64 [num_experts].
 
-    `scheme` is PLAIN (`values` are matrices T), MXFP4 (`values` uint8 [rows, columns / 2], `scales`
-    uint8 [rows, columns / 32]), or INT8, FP8 or INT4 (`values` and `scales` are the tiles and row
-    scales of a `PackedMatrix`). `biases` are T [rows].
+    `scheme` is PLAIN (`values` are matrices T) or that of a `PackedMatrix` (`values` and `scales`
+    are its tiles and row scales). `biases` are T [rows].
 
     The last `num_shared` experts are parts of one, whose size is the sum of theirs: their addresses
     are those of their first gate row, or of their first column of the output matrix.
 
-    Raises `ValueError` for a quantized scheme without scales, and for PLAIN with them.
+    Raises `ValueError` for a scheme with row scales without them, and for others with them.
     """
 
     scheme: str
@@ -37,7 +35,7 @@ class ExpertMatrices:
     num_shared: int = 0
 
     def __post_init__(self) -> None:
-        if (self.scales is None) != (self.scheme == "PLAIN"):
+        if (self.scales is not None) != has_row_scales(self.scheme):
             raise ValueError(f"{self.scheme} matrices with scales {self.scales}")
 
     def check_shape(self, rows: int, columns: int) -> None:
@@ -48,17 +46,12 @@ class ExpertMatrices:
 
     def quantized_fit(self, dtype: torch.dtype) -> bool:
         """Return whether kernels read these quantized matrices for activations of `dtype`."""
-        if self.scheme == "MXFP4":
-            return dtype == torch.bfloat16 and self.columns % GROUP == 0
         return dtype.itemsize == 2 and packing_fits(self.scheme, self.columns, self.group_size)
 
     def matrix_bytes(self, itemsize: int) -> int:
         """Return the bytes of a matrix, whose elements have `itemsize` bytes if it is PLAIN."""
-        match self.scheme:
-            case "PLAIN":
-                return self.rows * self.columns * itemsize
-            case "MXFP4":
-                return self.rows * self.columns // GROUP * 17
+        if self.scheme == "PLAIN":
+            return self.rows * self.columns * itemsize
         return packed_bytes(self.scheme, self.rows, self.columns, self.group_size)
 
     def shared_arguments(self, expert_size: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, has_zero_points
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, has_zero_points
 from swiftchat.cuda.signature import Macro
 
 MAX_CHOSEN = 32  # experts of a token
@@ -59,13 +59,15 @@ def _down_tiling(gpu: Gpu, matrices: ExpertMatrices, shape: torch.Size, itemsize
 
 def _shared_bytes(matrices: ExpertMatrices, tiling: Tiling, num_rows: int, itemsize: int) -> int:
     """Return the shared memory of a block: its slots, and `num_rows` activation rows."""
-    columns = {"PLAIN": 64 // itemsize, "MXFP4": 128, **TILE_COLUMNS}[matrices.scheme]  # of a step
-    has_table = matrices.group_size > 0 or matrices.scheme == "MXFP4"
+    is_plain = matrices.scheme == "PLAIN"
+    columns = (
+        64 // itemsize if is_plain else PACKED_SCHEMES[matrices.scheme].tile_columns
+    )  # of a step
     steps = -(-matrices.columns // columns)
     row_bytes = (steps * columns * itemsize // 64 | 1) * 64
-    has_sums = has_zero_points(matrices.scheme, matrices.group_size)
+    has_sums = not is_plain and has_zero_points(matrices.scheme, matrices.group_size)
     sums_bytes = steps * columns // 32 * 4 if has_sums else 0
-    slots = tiling.warps * tiling.depth * tiling.run * (20 if has_table else 16) * 64
+    slots = tiling.warps * tiling.depth * tiling.run * (20 if matrices.group_size else 16) * 64
     return slots + num_rows * (row_bytes + sums_bytes)
 
 
@@ -88,7 +90,6 @@ def expert_gate_up(
     out: Tensor,
     activation: str,
     *,
-    gate_step: int = 1,
     limit: float = 0.0,
     input_weights: Tensor | None = None,
 ) -> None:
@@ -96,18 +97,16 @@ def expert_gate_up(
 
     `out` is T [n, experts_per_token, expert_size], x T [n, hidden_size], the matrices
     [2 * expert_size, hidden_size]. `ids` int32 [n, experts_per_token] must be valid, which is not
-    checked. The gate's rows come first, or with a `gate_step` of 2 gate and up rows alternate. With
-    a `limit` > 0, gate is at most that, up is clamped to ±limit, and 1 is added. `input_weights`
-    fp32 [n, experts_per_token] multiply the input of each expert.
+    checked. The gate's rows come first. With a `limit` > 0, gate is at most that, up is clamped to
+    ±limit, and 1 is added. `input_weights` fp32 [n, experts_per_token] multiply the input of each
+    expert.
     """
     (n, hidden_size), (_, chosen, expert_size) = x.shape, out.shape
-    is_packed = matrices.scheme in TILE_COLUMNS
-    if not experts_fit(gpu, matrices, x.dtype) or (
-        is_packed and (gate_step > 1 or expert_size % 8)
-    ):
+    is_packed = matrices.scheme != "PLAIN"
+    if not experts_fit(gpu, matrices, x.dtype) or (is_packed and expert_size % 8):
         raise ValueError(
             f"the kernel does not take {matrices.scheme} matrices of {hidden_size} columns"
-            f" and {x.dtype}, or {expert_size} outputs with gate_step {gate_step}"
+            f" and {x.dtype}, or {expert_size} outputs"
         )
     matrices.check_shape(2 * expert_size, hidden_size)
     if n == 0:
@@ -121,7 +120,6 @@ def expert_gate_up(
         "input_weights": input_weights,
         "out": out,
         **matrices.shared_arguments(expert_size),
-        "gate_step": gate_step,
         "limit": limit,
     }
     if bulk_gate_up_fits(gpu, matrices, x.dtype, n):

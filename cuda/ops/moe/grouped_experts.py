@@ -11,7 +11,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.route import MAX_EXPERTS
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, tile_bytes
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, tile_bytes
 from swiftchat.cuda.signature import DTYPE_NAMES, Macro
 
 _ORDER_THREADS, _THREADS = 1024, 256
@@ -36,17 +36,21 @@ class Tiling:
     def stages(self) -> int:
         """Tiles of activations in shared memory."""
         if self.rows == SMALL_TILE:
-            return 5 if self.scheme == "MXFP4" else 4
-        return 4 if self.scheme in ("MXFP4", "INT4") else 3
+            return 4
+        return 4 if self._is_4_bit else 3
 
     @property
     def shared_bytes(self) -> int:
-        slots = self.stages // 2 + 1 if self.scheme == "INT4" else self.stages
-        if self.scheme in TILE_COLUMNS:
+        slots = self.stages // 2 + 1 if self._is_4_bit else self.stages
+        slot_bytes = _BLOCK_COLUMNS * 128
+        if self.scheme != "PLAIN":
             slot_bytes = _BLOCK_COLUMNS // 8 * tile_bytes(self.scheme, self.group_size)
-        else:
-            slot_bytes = _BLOCK_COLUMNS * (128 if self.scheme == "PLAIN" else 40)
         return self.stages * self.rows * 128 + slots * slot_bytes
+
+    @property
+    def _is_4_bit(self) -> bool:
+        """Whether a slot has a matrix for two stages of activations."""
+        return self.scheme in PACKED_SCHEMES and PACKED_SCHEMES[self.scheme].tile_columns == 128
 
     @property
     def macros(self) -> dict[str, Macro]:
@@ -131,7 +135,6 @@ def grouped_gate_up(
     out: Tensor,
     activation: str,
     *,
-    gate_step: int = 1,
     limit: float = 0.0,
     input_weights: Tensor | None = None,
 ) -> None:
@@ -142,8 +145,7 @@ def grouped_gate_up(
     """
     (n, hidden_size), (num_choices, expert_size) = x.shape, out.shape
     _check(matrices, 2 * expert_size, hidden_size, x.dtype)
-    is_packed = matrices.scheme in TILE_COLUMNS
-    if expert_size % (8 if is_packed else 2) or (is_packed and gate_step == 2):
+    if expert_size % (2 if matrices.scheme == "PLAIN" else 8):
         raise ValueError(f"the kernel does not take {expert_size} outputs of {matrices.scheme}")
     if n == 0 or num_choices % n:
         raise ValueError(f"{num_choices} rows of out for {n} tokens")
@@ -161,7 +163,6 @@ def grouped_gate_up(
         out=out,
         num_experts=rows.num_experts,
         experts_per_token=num_choices // n,
-        gate_step=gate_step,
         limit=limit,
     )
 

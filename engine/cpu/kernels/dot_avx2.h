@@ -18,24 +18,28 @@ INLINE __m256i join_planes(__m256i high, __m256i low) {
 INLINE void pin(__m256i *v) { __asm__ volatile("" : "+x"(*v) : : "memory"); }
 
 /* A pair of columns gives at most 15 * 128 * 2 in either plane, so that the eight pairs of a lane fit
-   int16. */
-INLINE void dot_int4(const uint8_t *values, const QuantizedRows *x, size_t block, int n, int half,
-                     Ints16 *sums) {
+   int16. With MXFP4's numbers, up to 24, four pairs do. */
+INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+                       int n, int half, Ints16 *sums) {
     const __m256i mask = _mm256_set1_epi8(15);
+    const int together = is_mxfp4 ? 2 : 4;
     const int8_t *x_high = x->high + block * BLOCK_COLS, *x_low = x->low + block * BLOCK_COLS;
     const size_t row = (size_t)x->blocks * BLOCK_COLS;
     Ints16 high[VECTORS_PER_PASS], low[VECTORS_PER_PASS];
 #pragma GCC unroll 4
-    for (int v = 0; v < n; v++)
-        high[v].first = high[v].second = low[v].first = low[v].second = _mm256_setzero_si256();
-#pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
+        if (j % together == 0) {
+#pragma GCC unroll 4
+            for (int v = 0; v < n; v++)
+                high[v].first = high[v].second = low[v].first = low[v].second = _mm256_setzero_si256();
+        }
         __m256i both_0 = _mm256_loadu_si256((const __m256i *)(values + 64 * j));
         __m256i both_1 = _mm256_loadu_si256((const __m256i *)(values + 64 * j + 32));
 #pragma GCC unroll 2
         for (int upper = half == 1; upper < (half == 0 ? 1 : 2); upper++) {
             __m256i q_0 = _mm256_and_si256(upper ? _mm256_srli_epi16(both_0, 4) : both_0, mask);
             __m256i q_1 = _mm256_and_si256(upper ? _mm256_srli_epi16(both_1, 4) : both_1, mask);
+            if (is_mxfp4) q_0 = look_up(q_0), q_1 = look_up(q_1);
 #pragma GCC unroll 4
             for (int v = 0; v < n; v++) {
                 size_t at = v * row + 4 * j + 16 * upper;
@@ -48,11 +52,17 @@ INLINE void dot_int4(const uint8_t *values, const QuantizedRows *x, size_t block
                 if (n > 1) pin(&low[v].first), pin(&low[v].second);
             }
         }
-    }
+        if (j % together < together - 1) continue;
 #pragma GCC unroll 4
-    for (int v = 0; v < n; v++) {
-        sums[v].first = join_planes(high[v].first, low[v].first);
-        sums[v].second = join_planes(high[v].second, low[v].second);
+        for (int v = 0; v < n; v++) {
+            Ints16 joined = {join_planes(high[v].first, low[v].first),
+                             join_planes(high[v].second, low[v].second)};
+            if (j >= together) {
+                joined.first = _mm256_add_epi32(joined.first, sums[v].first);
+                joined.second = _mm256_add_epi32(joined.second, sums[v].second);
+            }
+            sums[v] = joined;
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "common.h"
+#include "e2m1.h"
 #include "quantized_rows.h"
 
 enum { VECTORS_PER_PASS = 8 };
@@ -17,6 +18,15 @@ INLINE Floats16 load_floats(const float *at) { return _mm512_loadu_ps(at); }
 INLINE void store_floats(float *at, Floats16 v) { _mm512_storeu_ps(at, v); }
 INLINE Floats16 load_halves(const uint16_t *at) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+}
+INLINE Floats16 load_powers(const uint8_t *at) {
+    const __m512i e8m0 = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
+    /* The smallest power is subnormal. */
+    const __m512i zeros = _mm512_set1_epi32(0x00400000);
+    const __m512i bits = _mm512_slli_epi32(e8m0, 23);
+    const __mmask16 is_zero = _mm512_testn_epi32_mask(e8m0, e8m0);
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, is_zero, zeros)),
+                         _mm512_set1_ps(0.5f));
 }
 INLINE Floats16 multiply(Floats16 a, Floats16 b) { return _mm512_mul_ps(a, b); }
 INLINE Floats16 add_scaled(Ints16 ints, float scale, Floats16 table, Floats16 sum) {
@@ -40,8 +50,9 @@ INLINE Ints16 join_planes(__m512i high, __m512i low) {
     return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-INLINE void dot_int4(const uint8_t *values, const QuantizedRows *x, size_t block, int n, int half,
-                     Ints16 *sums) {
+INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+                       int n, int half, Ints16 *sums) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)centered_e2m1));
     const __m512i mask = _mm512_set1_epi8(15);
     __m512i high[VECTORS_PER_PASS], low[VECTORS_PER_PASS];
 #pragma GCC unroll 8
@@ -51,6 +62,8 @@ INLINE void dot_int4(const uint8_t *values, const QuantizedRows *x, size_t block
         __m512i both = _mm512_loadu_si512(values + 64 * j);
         __m512i first = _mm512_and_si512(both, mask);
         __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+        if (is_mxfp4) first = _mm512_shuffle_epi8(table, first);
+        if (is_mxfp4) second = _mm512_shuffle_epi8(table, second);
 #pragma GCC unroll 8
         for (int v = 0; v < n; v++) {
             size_t at = (block + (size_t)v * x->blocks) * BLOCK_COLS + 4 * j;

@@ -71,22 +71,23 @@ INLINE void store_sums(const Planes *p, int n, Ints16 *sums) {
 }
 
 /* The four bits of every byte from bit `shift` on. */
-INLINE Weights four_bits(Weights w, int shift) {
+INLINE Weights four_bits(Weights w, int shift, int is_mxfp4) {
     const __m256i mask = _mm256_set1_epi8(15);
-    return (Weights){_mm256_and_si256(_mm256_srli_epi16(w.first, shift), mask),
-                     _mm256_and_si256(_mm256_srli_epi16(w.second, shift), mask)};
+    w = (Weights){_mm256_and_si256(_mm256_srli_epi16(w.first, shift), mask),
+                  _mm256_and_si256(_mm256_srli_epi16(w.second, shift), mask)};
+    return is_mxfp4 ? (Weights){look_up(w.first), look_up(w.second)} : w;
 }
 
-INLINE void dot_int4(const uint8_t *values, const QuantizedRows *x, size_t block, int n, int half,
-                     Ints16 *sums) {
+INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+                       int n, int half, Ints16 *sums) {
     const Columns columns = columns_of(x, block);
     Planes planes;
     clear(&planes, n);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         const Weights both = load_weights(values + 64 * j);
-        if (half != 1) add_columns(&planes, four_bits(both, 0), columns, 4 * j, n);
-        if (half != 0) add_columns(&planes, four_bits(both, 4), columns, 4 * j + 16, n);
+        if (half != 1) add_columns(&planes, four_bits(both, 0, is_mxfp4), columns, 4 * j, n);
+        if (half != 0) add_columns(&planes, four_bits(both, 4, is_mxfp4), columns, 4 * j + 16, n);
     }
     store_sums(&planes, n, sums);
 }

@@ -4,6 +4,7 @@
 #include <arm_neon.h>
 
 #include "common.h"
+#include "e2m1.h"
 #include "quantized_rows.h"
 
 enum { VECTORS_PER_PASS = 2, QUARTERS = 4 };
@@ -29,6 +30,13 @@ INLINE Floats16 load_halves(const uint16_t *at) {
     Floats16 v;
     for (int i = 0; i < QUARTERS; i++)
         v.quarter[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at + 4 * i)));
+    return v;
+}
+INLINE Floats16 load_powers(const uint8_t *at) {
+    Floats16 v;
+    float powers[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++) powers[r] = half_e8m0(at[r]);
+    for (int i = 0; i < QUARTERS; i++) v.quarter[i] = vld1q_f32(powers + 4 * i);
     return v;
 }
 INLINE Floats16 multiply(Floats16 a, Floats16 b) {
@@ -68,8 +76,9 @@ INLINE void clear(Ints16 *sums, int n) {
         for (int i = 0; i < QUARTERS; i++) sums[v].quarter[i] = vdupq_n_s32(0);
 }
 
-INLINE void dot_int4(const uint8_t *values, const QuantizedRows *x, size_t block, int n, int half,
-                     Ints16 *sums) {
+INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+                       int n, int half, Ints16 *sums) {
+    const uint8x16_t table = vld1q_u8(centered_e2m1);
     Ints16 high[VECTORS_PER_PASS], low[VECTORS_PER_PASS];
     clear(high, n);
     clear(low, n);
@@ -77,8 +86,9 @@ INLINE void dot_int4(const uint8_t *values, const QuantizedRows *x, size_t block
         int8x16_t first[QUARTERS], second[QUARTERS];
         for (int i = 0; i < QUARTERS; i++) {
             uint8x16_t both = vld1q_u8(values + 64 * j + 16 * i);
-            first[i] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-            second[i] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+            uint8x16_t low = vandq_u8(both, vdupq_n_u8(15)), high_bits = vshrq_n_u8(both, 4);
+            first[i] = vreinterpretq_s8_u8(is_mxfp4 ? vqtbl1q_u8(table, low) : low);
+            second[i] = vreinterpretq_s8_u8(is_mxfp4 ? vqtbl1q_u8(table, high_bits) : high_bits);
         }
         for (int v = 0; v < n; v++) {
             size_t at = (block + (size_t)v * x->blocks) * BLOCK_COLS + 4 * j;

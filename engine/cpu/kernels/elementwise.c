@@ -13,18 +13,17 @@ static size_t no_bytes(const Op *op, const Buffer *buffers, int num_tokens, int 
     return 0;
 }
 
-/* out [n] = act(gate) * up, where the gates are at x[0], x[step], ... and the others from `up` on;
-   see `_clamp` in engine/reference/ops.py for the limit. out and x do not overlap. */
-static void gate_elements(const ActAndMulOp *op, const float *x, const float *up, int step, int n,
-                          float *out) {
+/* out [n] = act(gate) * up, where the gates are x; see `_clamp` in engine/reference/ops.py for the
+   limit. out and x do not overlap. */
+static void gate_elements(const ActAndMulOp *op, const float *x, const float *up, int n, float *out) {
     float limit = op->gate_limit, scale = op->gate_scale != 0.0f ? op->gate_scale : 1.0f;
     for (int i = 0; i < n; i++) {
-        float gate = x[(size_t)i * step];
+        float gate = x[i];
         out[i] = scale * (limit > 0.0f && gate > limit ? limit : gate);
     }
     activate(op->activation, out, n);
     for (int i = 0; i < n; i++) {
-        float y = up[(size_t)i * step];
+        float y = up[i];
         if (limit > 0.0f) y = (y > limit ? limit : y < -limit ? -limit : y) + 1.0f;
         out[i] *= y;
     }
@@ -34,10 +33,8 @@ void act_and_mul_row(const ActAndMulOp *op, const float *x, int width, int first
     if (!op->gated) {
         if (out != x) memcpy(out + first, x + first, (size_t)n * sizeof(float));
         activate(op->activation, out + first, n);
-    } else if (op->interleaved) {
-        gate_elements(op, x + 2 * first, x + 2 * first + 1, 2, n, out + first);
     } else {
-        gate_elements(op, x + first, x + width + first, 1, n, out + first);
+        gate_elements(op, x + first, x + width + first, n, out + first);
     }
 }
 

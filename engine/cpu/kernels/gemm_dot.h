@@ -2,6 +2,7 @@
    low. The values of a unit are int8 [unit_cols / 4][16][4], or [unit_cols / 8][16][8] for
    instructions that multiply two rows of eight columns with two vectors. */
 #pragma once
+#include "e2m1.h"
 #include "gemm_panel.h"
 
 /* Columns 4 * j to 4 * j + 3 of rows r to r + 3 of a block. */
@@ -9,6 +10,7 @@ INLINE int8x16_t four_columns(const uint8_t *block, UnpackKind kind, int j, int 
     if (kind == INT8_SIGNED) return vld1q_s8((const int8_t *)block + 64 * j + 4 * r);
     const uint8x16_t both = vld1q_u8(block + 64 * (j % 4) + 4 * r);
     const uint8x16_t q = j < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4);
+    if (kind == DOUBLE_E2M1) return vqtbl1q_s8(vld1q_s8(double_e2m1), q);
     const int8_t center = kind == INT4_CENTERED ? INT4_CENTER : 0;
     return vsubq_s8(vreinterpretq_s8_u8(q), vdupq_n_s8(center));
 }

@@ -1,5 +1,6 @@
 /* Panels of gemm_float.c: weights of every format as fp32, or pairs of bf16. */
 #pragma once
+#include "look_up_e2m1.h"
 #include "matrix_layout.h"
 #include "vector.h"
 #include "tile_table.h"
@@ -82,13 +83,14 @@ static void fill_float_tile(const Matrix *m, int first_row, int num_rows, FloatP
 }
 
 /* Columns 16 * half to 16 * half + 15 of a tile's block, which have one scale per row. INT8: the
-   fifth to eighth 64 bytes are the second half. INT4: high halves of bytes are. */
+   fifth to eighth 64 bytes are the second half. INT4, MXFP4: high halves of bytes are. */
 INLINE void dequantize(const Matrix *m, const uint8_t *block, int half, const float *scales,
                        const float *minimums, float *to) {
     for (int j = 0; j < 4; j++)
         for (int r = 0; r < TILE_ROWS; r += LANES) {
-            const int is_int4 = m->format == FORMAT_INT4;
-            Ints bytes = load_ints(block + 4 * ((is_int4 ? j : 4 * half + j) * TILE_ROWS + r));
+            const int is_int4 = m->format == FORMAT_INT4, is_int8 = m->format == FORMAT_INT8;
+            Ints bytes = load_ints(block + 4 * ((is_int8 ? 4 * half + j : j) * TILE_ROWS + r));
+            if (m->format == FORMAT_MXFP4) bytes = look_up_e2m1(bytes >> 4 * half);
             Floats scale = load_floats(scales + r), minimum = load_floats(minimums + r);
             for (int c = 0; c < 4; c++) {
                 Ints q = bytes << (24 - 8 * c) >> 24;

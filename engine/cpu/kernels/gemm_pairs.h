@@ -2,6 +2,7 @@
    unit are [unit_cols / 2][PANEL_ROWS][2] int16. */
 #pragma once
 #include "gemm_panel.h"
+#include "look_up_e2m1.h"
 
 /* Bytes 0 and 1, or 2 and 3, of every element as the high halves of two int16. */
 INLINE Shorts low_pair(Ints v) {
@@ -55,6 +56,12 @@ INLINE void unpack_block(const uint8_t *block, UnpackKind kind, uint8_t *first_h
         for (int r = 0; r < TILE_ROWS; r += LANES) {
             const uint8_t *from = block + 4 * (j * TILE_ROWS + r);
             const size_t to = 4 * (2 * j * PANEL_ROWS + place * TILE_ROWS + r);
+            if (kind == DOUBLE_E2M1) {
+                Ints both = load_ints(from);
+                unpack_columns(look_up_e2m1(both), look_up_e2m1(both >> 4), INT8_SIGNED,
+                               first_half + to, second_half + to);
+                continue;
+            }
             Ints second = load_ints(kind == INT8_SIGNED ? from + 256 : from);
             unpack_columns(load_ints(from), second, kind, first_half + to, second_half + to);
         }

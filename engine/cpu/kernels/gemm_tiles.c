@@ -45,6 +45,8 @@ static void unpack_tile(const Matrix *m, int tile, Panel *p, int place) {
     unpack_tables(m, tile_data, p, place);
     if (m->format == FORMAT_INT8)
         unpack_values(block, INT8_SIGNED, p, place);
+    else if (m->format == FORMAT_MXFP4)
+        unpack_values(block, DOUBLE_E2M1, p, place);
     else if (m->has_minimum)
         unpack_values(block, INT4_UNSIGNED, p, place);
     else

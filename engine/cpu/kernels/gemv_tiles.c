@@ -25,7 +25,7 @@ typedef struct {
 /* Where the scales and minimums of a tile's blocks are. */
 typedef struct {
     const uint8_t *scale, *minimum;
-    int32_t wide, group_bytes, blocks_per_group, last_group;
+    int32_t entry_bytes, group_bytes, blocks_per_group, last_group;
 } Tables;
 
 /* Weights that will be read soon: `at`, and after `end` what is `jump` bytes further. */
@@ -38,19 +38,20 @@ typedef struct {
 static const float ones[TILE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 static Tables tables_of(const Matrix *m, const uint8_t *tile) {
-    if (!m->group_cols) return (Tables){(const uint8_t *)ones, NULL, 1, 0, 1, 0};
+    if (!m->group_cols) return (Tables){(const uint8_t *)ones, NULL, 4, 0, 1, 0};
     return (Tables){
         .scale = tile,
         .minimum = tile + table_bytes(m),
-        .wide = m->wide_tables,
-        .group_bytes = TILE_ROWS * (m->wide_tables ? 4 : 2),
+        .entry_bytes = entry_bytes(m),
+        .group_bytes = TILE_ROWS * entry_bytes(m),
         .blocks_per_group = max_int(m->group_cols / BLOCK_COLS, 1),
         .last_group = num_groups(m) - 1,
     };
 }
 
-INLINE Floats16 load_table(const uint8_t *at, int wide) {
-    return wide ? load_floats((const float *)at) : load_halves((const uint16_t *)at);
+INLINE Floats16 load_table(Kind kind, const uint8_t *at, int nbytes) {
+    if (kind.format == FORMAT_MXFP4) return load_powers(at);
+    return nbytes == 4 ? load_floats((const float *)at) : load_halves((const uint16_t *)at);
 }
 
 INLINE void prefetch_block(Prefetch *ahead) {
@@ -67,17 +68,18 @@ INLINE int32_t block_sum(const QuantizedRows *x, size_t block, int half) {
 /* Add a block, or half of one, to the sums of n vectors. */
 INLINE void add_block(Kind kind, const uint8_t *values, const Tables *tables, ptrdiff_t group_at,
                       const QuantizedRows *x, size_t block, int n, int half, Floats16 *sums) {
-    Floats16 scale = load_table(tables->scale + group_at, tables->wide), minimum = scale;
-    if (kind.has_minimum) minimum = load_table(tables->minimum + group_at, tables->wide);
+    Floats16 scale = load_table(kind, tables->scale + group_at, tables->entry_bytes), minimum = scale;
+    if (kind.has_minimum) minimum = load_table(kind, tables->minimum + group_at, tables->entry_bytes);
     Ints16 ints[VECTORS_PER_PASS];
-    if (kind.format == FORMAT_INT4)
-        dot_int4(values, x, block, n, half, ints);
-    else
+    if (kind.format == FORMAT_INT8)
         dot_int8(values, x, block, n, half, ints);
+    else
+        dot_4_bits(values, kind.format == FORMAT_MXFP4, x, block, n, half, ints);
+    const int center = kind.format == FORMAT_MXFP4 ? MXFP4_CENTER : INT4_CENTER;
 #pragma GCC unroll 8
     for (int v = 0; v < n; v++, block += x->blocks) {
-        if (kind.format == FORMAT_INT4 && !kind.has_minimum)
-            ints[v] = subtract(ints[v], INT4_CENTER * block_sum(x, block, half));
+        if (kind.format != FORMAT_INT8 && !kind.has_minimum)
+            ints[v] = subtract(ints[v], center * block_sum(x, block, half));
         sums[v] = add_scaled(ints[v], x->scale[block], scale, sums[v]);
         if (kind.has_minimum)
             sums[v] = add_multiple((float)block_sum(x, block, half) * x->scale[block], minimum, sums[v]);
@@ -125,7 +127,7 @@ INLINE void tile_pass(Kind kind, const Pass *pass, int n) {
             group_at += left ? 0 : tables.group_bytes;
             left = left ? left : tables.blocks_per_group;
         }
-        values += kind.format == FORMAT_INT4 ? 256 : 512;
+        values += kind.format == FORMAT_INT8 ? 512 : 256;
     }
 #pragma GCC unroll 8
     for (int v = 0; v < n; v++) store_floats(pass->y + (size_t)v * pass->y_stride, sums[v]);
@@ -155,11 +157,14 @@ PASS(int8_plain, FORMAT_INT8, 0, 0)
 PASS(int8_halves, FORMAT_INT8, 0, 1)
 PASS(int8_minimum, FORMAT_INT8, 1, 0)
 PASS(int8_minimum_halves, FORMAT_INT8, 1, 1)
+PASS(mxfp4, FORMAT_MXFP4, 0, 0)
+PASS(mxfp4_halves, FORMAT_MXFP4, 0, 1)
 #undef PASS
-/* [INT8][with minimums][groups of 16] */
-static PassFunction *const pass_functions[2][2][2] = {
+/* [INT4, INT8, MXFP4][with minimums][groups of 16] */
+static PassFunction *const pass_functions[3][2][2] = {
     {{int4_centered, int4_centered_halves}, {int4_minimum, int4_minimum_halves}},
     {{int8_plain, int8_halves}, {int8_minimum, int8_minimum_halves}},
+    {{mxfp4, mxfp4_halves}, {NULL, NULL}},
 };
 
 static void apply_row_scale(const Matrix *m, int tile, int num_vectors, float *y, int y_stride) {
@@ -172,7 +177,7 @@ static void apply_row_scale(const Matrix *m, int tile, int num_vectors, float *y
 void gemv_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x, float *y,
                 int y_stride, const uint8_t *next) {
     PassFunction *pass_function =
-        pass_functions[m->format == FORMAT_INT8][m->has_minimum != 0][m->group_cols == BLOCK_COLS / 2];
+        pass_functions[m->format - FORMAT_INT4][m->has_minimum != 0][m->group_cols == BLOCK_COLS / 2];
     const uint8_t *tile = m->data + first_tile * m->stride, *end = tile + num_tiles * m->stride;
     int blocks = num_blocks(m->cols);
     Prefetch ahead = {

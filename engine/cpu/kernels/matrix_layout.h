@@ -16,11 +16,15 @@ static inline int num_groups(const Matrix *m) {
 static inline const float *group_scales(const Matrix *m, int row) {
     return m->group_scale ? m->group_scale + (size_t)row * num_groups(m) : NULL;
 }
+/* Bytes of a scale or a minimum. */
+static inline int entry_bytes(const Matrix *m) {
+    return m->format == FORMAT_MXFP4 ? 1 : m->wide_tables ? 4 : 2;
+}
 /* Bytes of a tile's scales, or of its minimums. */
 static inline size_t table_bytes(const Matrix *m) {
-    return round_up_64((size_t)num_groups(m) * TILE_ROWS * (m->wide_tables ? 4 : 2));
+    return round_up_64((size_t)num_groups(m) * TILE_ROWS * entry_bytes(m));
 }
-static inline size_t block_value_bytes(const Matrix *m) { return m->format == FORMAT_INT4 ? 256 : 512; }
+static inline size_t block_value_bytes(const Matrix *m) { return m->format == FORMAT_INT8 ? 512 : 256; }
 static inline size_t tile_bytes(const Matrix *m) {
     return table_bytes(m) * (m->has_minimum ? 2 : 1) + num_blocks(m->cols) * block_value_bytes(m);
 }

@@ -65,6 +65,7 @@ READ_BLOCKS(q4_k, 256, 144)
 READ_BLOCKS(q5_k, 256, 176)
 READ_BLOCKS(q6_k, 256, 210)
 READ_BLOCKS(iq4_xs, 256, 136)
+READ_BLOCKS(mxfp4, 32, 17)
 
 /* Calls FUNCTION(read_TYPE, …) for the source's kind; the reader is inlined. */
 #define FOR_KIND(source, FUNCTION, ...)                                   \
@@ -84,6 +85,7 @@ READ_BLOCKS(iq4_xs, 256, 136)
         case SOURCE_Q5_K: return FUNCTION(read_q5_k, __VA_ARGS__);        \
         case SOURCE_Q6_K: return FUNCTION(read_q6_k, __VA_ARGS__);        \
         case SOURCE_IQ4_XS: return FUNCTION(read_iq4_xs, __VA_ARGS__);    \
+        case SOURCE_MXFP4: return FUNCTION(read_mxfp4, __VA_ARGS__);      \
         default: return 1;                                                \
     }
 
@@ -93,12 +95,17 @@ typedef struct {
 } BlockTables;
 
 /* Writes the 16 rows of one group of a table, times the multiplier. */
-INLINE int store_group(const float *values, float multiplier, int wide, int group, uint8_t *table) {
+INLINE int store_group(const float *values, float multiplier, int entry_bytes, int group,
+                       uint8_t *table) {
     float scaled[TILE_ROWS];
     uint16_t narrow[TILE_ROWS];
     int infinite = 0;
+    if (entry_bytes == 1) {
+        for (int r = 0; r < TILE_ROWS; r++) table[group * TILE_ROWS + r] = (uint8_t)values[r];
+        return 0;
+    }
     for (int r = 0; r < TILE_ROWS; r++) scaled[r] = values[r] * multiplier;
-    if (wide) {
+    if (entry_bytes == 4) {
         memcpy(table + (size_t)group * sizeof(scaled), scaled, sizeof(scaled));
         return 0;
     }
@@ -113,15 +120,15 @@ INLINE int store_group(const float *values, float multiplier, int wide, int grou
 /* Writes the groups that begin in the block at column col of the tile. */
 INLINE int store_tables(const BlockTables *tables, const Matrix *to, uint8_t *tile, int col,
                         float multiplier) {
-    int error = 0, wide = to->wide_tables;
+    int error = 0, nbytes = entry_bytes(to);
     for (int half = 0; half < 2; half++) {
         int first = col + 16 * half;
         if (!to->group_cols || first % to->group_cols || first >= to->cols) continue;
         int group = first / to->group_cols;
-        error |= store_group(tables->scale[half], multiplier, wide, group, tile);
+        error |= store_group(tables->scale[half], multiplier, nbytes, group, tile);
         uint8_t *minimums = tile + table_bytes(to);
         if (to->has_minimum)
-            error |= store_group(tables->minimum[half], multiplier, wide, group, minimums);
+            error |= store_group(tables->minimum[half], multiplier, nbytes, group, minimums);
     }
     return error;
 }
@@ -167,10 +174,10 @@ INLINE int pack_all(ReadColumns read, const PackJob *job) {
         uint8_t *tile = (uint8_t *)to->data + (job->first_tile + t) * to->stride;
         int row = job->first_row + t * TILE_ROWS;
         for (int offset = 0; offset < job->num_cols; offset += BLOCK_COLS) {
-            if (to->format == FORMAT_INT4)
-                error |= pack_block(read, job, row, offset, 4, tile);
-            else
+            if (to->format == FORMAT_INT8)
                 error |= pack_block(read, job, row, offset, 8, tile);
+            else
+                error |= pack_block(read, job, row, offset, 4, tile);
         }
     }
     return error;
@@ -193,7 +200,7 @@ INLINE void copy_row(const uint8_t *from, int from_row, uint8_t *to, int to_row,
 
 void reorder_tiles(const Matrix *from, const int32_t *order, const Matrix *to, int first_tile,
                    int num_tiles) {
-    int num_words = num_blocks(to->cols) * (to->format == FORMAT_INT4 ? 4 : 8);
+    int num_words = num_blocks(to->cols) * (to->format == FORMAT_INT8 ? 8 : 4);
     int num_tables = to->has_minimum ? 2 : 1;
     for (int t = first_tile; t < first_tile + num_tiles; t++) {
         uint8_t *tile = (uint8_t *)to->data + t * to->stride;
@@ -205,10 +212,11 @@ void reorder_tiles(const Matrix *from, const int32_t *order, const Matrix *to, i
             for (int i = 0; i < num_tables; i++) {
                 const uint8_t *table = from_tile + i * table_bytes(from);
                 uint8_t *to_table = tile + i * table_bytes(to);
-                if (to->wide_tables)
-                    copy_row(table, from_row, to_table, r, num_groups(to), 4);
-                else
-                    copy_row(table, from_row, to_table, r, num_groups(to), 2);
+                switch (entry_bytes(to)) { /* a constant in each copy */
+                    case 1: copy_row(table, from_row, to_table, r, num_groups(to), 1); break;
+                    case 2: copy_row(table, from_row, to_table, r, num_groups(to), 2); break;
+                    default: copy_row(table, from_row, to_table, r, num_groups(to), 4);
+                }
             }
             copy_row(tile_values(from, from_tile), from_row, (uint8_t *)tile_values(to, tile), r,
                      num_words, 4);

@@ -20,12 +20,14 @@ enum SourceKind {
     SOURCE_Q5_K,
     SOURCE_Q6_K,
     SOURCE_IQ4_XS,
+    SOURCE_MXFP4,
     NUM_SOURCE_KINDS
 };
 
 /* A matrix [rows, cols]. The first three kinds have tables fp32 [rows][groups of group_cols], NULL
    if the target has none. A weight is scale * value + minimum; without minimums the values are
-   centered as the target's are, at 8, 0 or 128. */
+   centered as the target's are, at 8, 0 or 128. For MXFP4 the values are e2m1, the scales e8m0
+   bytes as numbers. */
 typedef struct {
     int32_t kind, rows, cols, group_cols;
     int64_t stride; /* bytes from row to row of the values */

@@ -144,9 +144,9 @@ typedef struct {
     Source x;
     Target out;
     int32_t activation;
-    int32_t gated, interleaved; /* gate and up alternate */
-    float gate_limit;           /* 0: none; see `_clamp` in engine/reference/ops.py */
-    float gate_scale;           /* of the gate, before the activation; 0: none */
+    int32_t gated;
+    float gate_limit; /* 0: none; see `_clamp` in engine/reference/ops.py */
+    float gate_scale; /* of the gate, before the activation; 0: none */
 } ActAndMulOp;
 
 /* out = alpha * out + beta * x; alpha 0 does not read out. */

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "common.h"
+#include "e2m1.h"
 #include "quantized_rows.h"
 
 typedef struct {
@@ -24,6 +25,22 @@ INLINE void store_floats(float *at, Floats16 v) {
 INLINE Floats16 load_halves(const uint16_t *at) {
     return (Floats16){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)),
                       _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at + 1))};
+}
+INLINE __m256 eight_powers(const uint8_t *at) {
+    const __m256i e8m0 = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at));
+    /* The smallest power is subnormal. */
+    const __m256i is_zero = _mm256_cmpeq_epi32(e8m0, _mm256_setzero_si256());
+    const __m256i zeros = _mm256_and_si256(is_zero, _mm256_set1_epi32(0x00400000));
+    const __m256i bits = _mm256_or_si256(_mm256_slli_epi32(e8m0, 23), zeros);
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0.5f));
+}
+INLINE Floats16 load_powers(const uint8_t *at) {
+    return (Floats16){eight_powers(at), eight_powers(at + 8)};
+}
+/* Bytes up to 15 as the numbers of MXFP4 that they stand for, plus MXFP4_CENTER. */
+INLINE __m256i look_up(__m256i bits) {
+    const __m128i table = _mm_loadu_si128((const __m128i *)centered_e2m1);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bits);
 }
 INLINE Floats16 multiply(Floats16 a, Floats16 b) {
     return (Floats16){_mm256_mul_ps(a.first, b.first), _mm256_mul_ps(a.second, b.second)};

@@ -14,6 +14,9 @@ typedef struct {
 /* The functions `unpack_TYPE` fill `to` with the columns 32 * part .. 32 * part + 32 of a block and
    return 0 if its scales are finite, else 1. */
 
+/* With a larger scale the largest element would be infinite. */
+enum { LARGEST_E8M0 = 252 };
+
 INLINE uint16_t load_16(const uint8_t *at) {
     uint16_t bits;
     memcpy(&bits, at, 2);
@@ -132,6 +135,14 @@ INLINE int unpack_iq4_nl(const uint8_t *block, int part, Columns *to) {
     look_up_nibbles(block + 2, to->values);
     set_scales(to, fp16_to_float(d), fp16_to_float(d));
     return !is_finite_fp16(d);
+}
+
+/* e8m0 d, e2m1 q[32]: 2^(d - 127) * q. The scale is the byte d. */
+INLINE int unpack_mxfp4(const uint8_t *block, int part, Columns *to) {
+    (void)part;
+    memcpy(to->values, block + 1, 16);
+    set_scales(to, (float)block[0], (float)block[0]);
+    return block[0] > LARGEST_E8M0;
 }
 
 /* 4+4-bit scale and minimum[16], 2-bit q[256], half d, half dmin:

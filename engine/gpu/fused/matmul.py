@@ -1,7 +1,7 @@
 """Pending matmuls: what follows them is the epilogue of their kernel."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.layout import M_TILE, linear_fits
 from swiftchat.cuda.ops.linear.linear import (
+    LinearInput,
     Norm,
     RopeCache,
     Workspace,
@@ -19,7 +20,6 @@ from swiftchat.cuda.ops.linear.linear import (
     linear_rope_cache,
     linear_send,
 )
-from swiftchat.cuda.ops.linear.row_changes import RowChanges
 from swiftchat.cuda.packed_matrix import Matrix
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas
@@ -37,16 +37,6 @@ class MatmulKernels:
     gpu: Gpu
     workspace: Workspace
     deltas: FusedDeltas | None
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What a kernel computes with: x, its norm, what is added to the results."""
-
-    x: Tensor
-    norm: Norm | None
-    bias: Tensor | None
-    changes: RowChanges | None
 
 
 class Matmul(Pending):
@@ -131,7 +121,7 @@ class Matmul(Pending):
             outs = list(torch.split(out, sizes, 1))
         biases = split_bias(inputs.bias, parts)
         for part, part_out, bias in zip(parts, outs, biases, strict=True):
-            self._launch(linear, inputs, part, part_out, bias=bias, norm=inputs.norm)
+            self._launch(linear, replace(inputs, bias=bias), part, part_out)
         if needs_copy:
             torch.cat(outs, 1, out=out)
 
@@ -141,7 +131,7 @@ class Matmul(Pending):
 
     def add_to(self, total: Tensor) -> None:
         inputs, (matrix,) = self._inputs(computed(self._x), None, splittable=True), self.matrices
-        self._launch(linear_residual, inputs, matrix, total, bias=inputs.bias)
+        self._launch(linear_residual, inputs, matrix, total)
 
     def send(self, buffer: PeerBuffer) -> None:
         """Write the results to the peer buffers of all ranks, if this `adds` or `fits`."""
@@ -150,8 +140,7 @@ class Matmul(Pending):
         else:
             inputs = self._inputs(computed(self._x), None, splittable=True)
         (matrix,) = self.matrices
-        options = {"bias": inputs.bias, "norm": inputs.norm}
-        self._launch(linear_send, inputs, matrix, buffer, **options)
+        self._launch(linear_send, inputs, matrix, buffer)
 
     def act_and_mul(self, activation: str) -> Tensor | None:
         """Return activation(gate) * up of the results; None: the kernel does not compute it."""
@@ -161,8 +150,7 @@ class Matmul(Pending):
         inputs, (matrix,) = self._fused_inputs(pair_span=num_outputs), self.matrices
         shape = self.num_rows, num_outputs // 2
         out = torch.empty(shape, dtype=self.weight.dtype, device=self._gpu.device)
-        options = {"bias": inputs.bias, "norm": inputs.norm, "activation": activation}
-        self._launch(linear_act_and_mul, inputs, matrix, out, **options)
+        self._launch(linear_act_and_mul, inputs, matrix, out, activation=activation)
         return out
 
     def rotates(self, rope: RopeCache) -> bool:
@@ -178,24 +166,23 @@ class Matmul(Pending):
         shape = self.num_rows, rope.num_heads, head_dim
         queries = torch.empty(shape, dtype=self.weight.dtype, device=self._gpu.device)
         for part, bias in zip(parts, split_bias(inputs.bias, parts), strict=True):
-            options = {"bias": bias, "norm": inputs.norm, "rope": rope, "first_head": first}
-            self._launch(linear_rope_cache, inputs, part, queries, **options)
+            own, options = replace(inputs, bias=bias), {"rope": rope, "first_head": first}
+            self._launch(linear_rope_cache, own, part, queries, **options)
             first += len(part) // head_dim
         return queries
 
     def _launch(
         self,
         kernel: Callable[..., None],
-        inputs: _Inputs,
+        inputs: LinearInput,
         matrix: Matrix,
         out: Tensor | PeerBuffer,
         **options: Any,
     ) -> None:
         """Launch a kernel that multiplies the inputs with a part of the weight."""
-        workspace, changes = self._kernels.workspace, inputs.changes
-        kernel(self._gpu, inputs.x, matrix, out, workspace, changes=changes, **options)
+        kernel(self._gpu, inputs, matrix, out, self._kernels.workspace, **options)
 
-    def _fused_inputs(self, *, pair_span: int = M_TILE) -> _Inputs:
+    def _fused_inputs(self, *, pair_span: int = M_TILE) -> LinearInput:
         """Return the inputs of a kernel that computes the norm of x if that is pending."""
         norm = None if self._normed is None else self._normed.rms
         return self._inputs(self._source, norm, pair_span=pair_span)
@@ -207,15 +194,15 @@ class Matmul(Pending):
         *,
         splittable: bool = False,
         pair_span: int = M_TILE,
-    ) -> _Inputs:
+    ) -> LinearInput:
         deltas, site = self._kernels.deltas, self._site
         if deltas is not None and site is not None:
             changes = deltas.changes(
                 site, len(x), self.matrices, splittable=splittable, pair_span=pair_span
             )
             if changes is not None:
-                return _Inputs(x, norm, self._bias, changes)
-        return _Inputs(x, norm, self._with_changes(x, norm, self._bias), None)
+                return LinearInput(x, norm, self._bias, changes)
+        return LinearInput(x, norm, self._with_changes(x, norm, self._bias))
 
     def _with_changes(self, x: Tensor, norm: Norm | None, bias: Tensor | None) -> Tensor | None:
         """Return the bias and the changes by adapters for x, computed by kernels of their own."""

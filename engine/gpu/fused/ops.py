@@ -29,10 +29,9 @@ from swiftchat.engine.gpu.fused.pending import (
 from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.model.kv_cache import LayerKV
-from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.ops import AttentionInputs
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 
 
@@ -234,29 +233,18 @@ class FusedOps(CudaOps):
         gated = Gated(computed(qkv), width)
         return gated, gated.gates
 
-    def attend(
-        self,
-        plan: DeviceBatch,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
-        sinks: Tensor | None,
-        latent: LatentWeights | None,
-    ) -> Tensor:
-        if latent is not None:
-            return super().attend(plan, layer, computed(qkv), kv, norms, sinks, latent)
+    def attend(self, plan: DeviceBatch, qkv: Tensor, inputs: AttentionInputs) -> Tensor:
+        if inputs.latent is not None:
+            return super().attend(plan, computed(qkv), inputs)
         assert plan.decode is not None
-        queries, rotary = self._queries(plan, layer, qkv, kv, norms)
+        queries, rotary = self._queries(plan, qkv, inputs)
         # Rows that share blocks attend to keys and values of all of them.
         new_tokens = len(queries) if self._shares_blocks else 1
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         self.attention.decode(
-            layer,
             queries,
-            kv,
+            inputs,
             plan.decode,
-            sinks,
             out,
             new_tokens=0 if self._reads_earlier else new_tokens,
             even_lengths=self._shares_blocks,
@@ -265,12 +253,7 @@ class FusedOps(CudaOps):
         return out.view(len(out), -1)
 
     def _queries(
-        self,
-        plan: DeviceBatch,
-        layer: int,
-        qkv: Tensor,
-        kv: LayerKV,
-        norms: tuple[Tensor, Tensor] | None,
+        self, plan: DeviceBatch, qkv: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, DecodeRotary | None]:
         """Return queries [n, num_heads, head_dim], and their rotation if the attention does it.
 
@@ -278,29 +261,30 @@ class FusedOps(CudaOps):
         """
         # What is written to the cache together with other work reads positions ahead.
         waits = self._reads_earlier
-        rope = self._rope(plan, layer, kv) if norms is None and not waits else None
+        rope = self._rope(plan, inputs) if inputs.norms is None and not waits else None
         if rope is not None and isinstance(qkv, Matmul) and qkv.rotates(rope):
             return qkv.rotate(rope), None
-        config, num_gate_heads = self.attention.layers[layer], 0
-        if isinstance(qkv, Gated) and qkv.is_pending and self.attention.norms_heads(layer, norms):
+        config, num_gate_heads = self.attention.layers[inputs.layer], 0
+        if isinstance(qkv, Gated) and qkv.is_pending and self.attention.norms_heads(inputs):
             heads, num_gate_heads = qkv.heads, config.num_heads
         else:
             heads = computed(qkv)
-        what = kv, norms, plan.positions, plan.slot_mapping, num_gate_heads
         # Other rows may need the new keys and values of a row, if they share its blocks.
-        is_apart = not (self._shares_blocks or waits)
-        rotary = self.attention.decode_rotary(layer, *what) if is_apart else None
+        is_apart, rotary = not (self._shares_blocks or waits), None
+        if is_apart:
+            rotary = self.attention.decode_rotary(plan, inputs, num_gate_heads)
         if rotary is None:
-            return self.attention.rotate(layer, heads, *what), None
+            return self.attention.rotate(plan, heads, inputs, num_gate_heads), None
         return heads.view(len(heads), -1, config.head_dim)[:, : config.num_heads], rotary
 
-    def _rope(self, plan: DeviceBatch, layer: int, kv: LayerKV) -> RopeCache | None:
+    def _rope(self, plan: DeviceBatch, inputs: AttentionInputs) -> RopeCache | None:
         """Return what a matmul needs to rotate the heads of a layer; None: it cannot.
 
         It computes a part of a head at a time, so it neither scales queries nor quantizes.
         """
+        layer = inputs.layer
         config, cos_sin = self.attention.layers[layer], self.attention.cos_sin(layer)
-        cache, kv_scales = kernel_kv(kv)
+        cache, kv_scales = kernel_kv(inputs.kv)
         if (
             cos_sin is None
             or kv_scales is not None

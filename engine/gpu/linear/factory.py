@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
 from swiftchat.engine.gpu.linear.plain import GpuMergedWeight, GpuPlainWeight, LinearKernels
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight, packed_matrix
 from swiftchat.engine.linear.weight import LinearWeight
@@ -33,12 +32,3 @@ class KernelWeights:
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return GpuMergedWeight(parts)
-
-    def mxfp4_experts(
-        self, values: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight] | None:
-        if dtype.itemsize != 2:
-            return None
-        device = self._kernels.gpu.device
-        pairs = zip(values.to(device), scales.to(device), strict=True)
-        return [Mxfp4Weight(each, scale, dtype, self._kernels) for each, scale in pairs]

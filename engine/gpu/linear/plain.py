@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.layout import linear_fits
-from swiftchat.cuda.ops.linear.linear import Workspace, linear
+from swiftchat.cuda.ops.linear.linear import LinearInput, Workspace, linear
 from swiftchat.cuda.ops.linear.packed_gemm import GemmWorkspace
 from swiftchat.engine.linear.activations import quantize_rows
 from swiftchat.engine.linear.merged import MergedWeight, split_bias
@@ -49,7 +49,7 @@ class GpuPlainWeight(PlainWeight):
         if not linear_fits(gpu, len(x), self.tensor):
             return F.linear(x, self.tensor, bias)
         out = x.new_empty(len(x), len(self.tensor))
-        linear(gpu, x, self.tensor, out, self.kernels.workspace, bias=bias)
+        linear(gpu, LinearInput(x, bias=bias), self.tensor, out, self.kernels.workspace)
         return out
 
     def matmul_fp32(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class GpuPlainWeight(PlainWeight):
         if not linear_fits(gpu, len(x), self.tensor):
             return self.matmul(x).float()
         out = torch.empty(len(x), len(self.tensor), device=gpu.device)
-        linear(gpu, x, self.tensor, out, self.kernels.workspace)
+        linear(gpu, LinearInput(x), self.tensor, out, self.kernels.workspace)
         return out
 
     def matmul_w8a8(

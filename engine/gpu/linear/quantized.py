@@ -13,17 +13,19 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.layers.embedding import embed
 from swiftchat.cuda.ops.linear.layout import linear_fits
-from swiftchat.cuda.ops.linear.linear import linear
+from swiftchat.cuda.ops.linear.linear import LinearInput, linear
 from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
 from swiftchat.cuda.ops.linear.quantize import dequantize
 from swiftchat.cuda.packed_layout import packed_group_size, packing_fits
 from swiftchat.cuda.packed_matrix import (
+    LARGEST_MXFP4_SCALE,
     Matrix,
     PackedMatrix,
     pack_fp8,
     pack_int4,
     pack_int8,
     pack_int8_groups,
+    pack_mxfp4,
 )
 from swiftchat.engine.gpu.linear.plain import LinearKernels, matmul_rounded
 from swiftchat.engine.gpu.linear.w8a8 import matmul_w8a8
@@ -34,6 +36,7 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8,
     Int8Groups,
+    Mxfp4,
     QuantizedMatrix,
 )
 
@@ -43,7 +46,7 @@ _ALIGNED_ROWS = 256
 
 @dataclass(frozen=True)
 class GpuQuantizedWeight(LinearWeight):
-    """A matrix in any scheme that the kernels read: int8 or fp8, maybe in groups, or int4."""
+    """A matrix in any scheme that the kernels read: `PackedMatrix`."""
 
     matrix: PackedMatrix
     kernels: LinearKernels
@@ -84,7 +87,7 @@ class GpuQuantizedWeight(LinearWeight):
         gpu, matrix, n = self.kernels.gpu, self.matrix, len(x)
         if linear_fits(gpu, n, matrix):
             out = x.new_empty(n, len(matrix))
-            linear(gpu, x, matrix, out, self.kernels.workspace, bias=bias)
+            linear(gpu, LinearInput(x, bias=bias), matrix, out, self.kernels.workspace)
             return out
         if not packed_gemm_fits(gpu, n, matrix):
             return self._matmul_tiles(x, bias)
@@ -97,7 +100,7 @@ class GpuQuantizedWeight(LinearWeight):
         if not linear_fits(gpu, len(x), matrix):
             return self.matmul(x).float()
         out = torch.empty(len(x), len(matrix), device=gpu.device)
-        linear(gpu, x, matrix, out, self.kernels.workspace)
+        linear(gpu, LinearInput(x), matrix, out, self.kernels.workspace)
         return out
 
     def matmul_w8a8(
@@ -182,12 +185,25 @@ def _pack_groups(
     )
 
 
+def _pack_mxfp4(
+    parts: Sequence[Mxfp4], dtype: torch.dtype, device: torch.device
+) -> PackedMatrix | None:
+    columns, groups = 2 * parts[0].values.shape[1], parts[0].scale.shape[1]
+    is_small = all(int(part.scale.max()) <= LARGEST_MXFP4_SCALE for part in parts)
+    has_same_groups = all(part.scale.shape[1] == groups for part in parts)
+    if not (is_small and has_same_groups and packing_fits("MXFP4", columns, columns // groups)):
+        return None
+    values, scales = ([part.values for part in parts], [part.scale for part in parts])
+    return pack_mxfp4(_upload(values, device), _upload(scales, device), dtype)
+
+
 _PACK: Mapping[type[QuantizedMatrix], Callable[..., PackedMatrix | None]] = MappingProxyType(
     {
         Int8: _pack_int8,
         Float8: _pack_fp8,
         Int4: partial(_pack_groups, "INT4", 2, pack_int4),
         Int8Groups: partial(_pack_groups, "INT8", 1, pack_int8_groups),
+        Mxfp4: _pack_mxfp4,
     }
 )
 

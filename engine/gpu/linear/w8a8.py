@@ -5,7 +5,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS, linear_fits
-from swiftchat.cuda.ops.linear.linear import linear, linear_residual
+from swiftchat.cuda.ops.linear.linear import LinearInput, linear, linear_residual
 from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
 from swiftchat.cuda.ops.linear.quantize import quantize, scale_gemm_output
 from swiftchat.cuda.packed_matrix import PackedMatrix
@@ -67,14 +67,16 @@ def _matmul_skinny(
     # Rows too long for the kernel are split, and their sums are added in fp32.
     out = x.new_empty(n, num_rows) if unsplit else torch.zeros(n, num_rows, device=x.device)
     matmul = linear if unsplit else linear_residual
-    matmul(gpu, quantized, weight, out, workspace, bias=bias, x_scale=scales)
+    inputs = LinearInput(quantized, bias=bias, x_scale=scales)
+    matmul(gpu, inputs, weight, out, workspace)
     return out.to(x.dtype)
 
 
 def _matmul_int8(
     gpu: Gpu, x: Tensor, weight: PackedMatrix, scheme: ActivationQuantization, bias: Tensor | None
 ) -> Tensor:
-    n, num_rows = len(x), len(weight)
+    n, num_rows, row_scale = len(x), len(weight), weight.row_scale
+    assert row_scale is not None
     quantized, scales = _quantized(gpu, x, torch.int8, scheme)
     out = x.new_empty(n, num_rows)
     step = min(num_rows, max(8, _TILE_BYTES // (4 * n) // 8 * 8))
@@ -83,7 +85,7 @@ def _matmul_int8(
         tile = weight.plain_values(first, min(num_rows, first + step)).view(torch.int8)
         sums = scratch[: n * len(tile)].view(n, len(tile))
         matmul_int8_cuda(quantized, tile.t(), sums)
-        scale_gemm_output(gpu, sums, scales, weight.row_scale, out, first, bias=bias)
+        scale_gemm_output(gpu, sums, scales, row_scale, out, first, bias=bias)
     return out
 
 
@@ -92,6 +94,7 @@ def _matmul_fp8(
 ) -> Tensor:
     quantized, scales = _quantized(gpu, x, torch.float8_e4m3fn, scheme)
     values = weight.plain_values(0, len(weight)).view(torch.float8_e4m3fn)
+    assert weight.row_scale is not None
     weight_scale = weight.row_scale.unsqueeze(0)
     return matmul_fp8_cuda(quantized, values.t(), scales.unsqueeze(1), weight_scale, bias, x.dtype)
 

@@ -11,10 +11,8 @@ from swiftchat.cuda.ops.mixers.steps import (
     gated_norm,
     mamba2_step,
 )
-from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.gpu.mixers.kind import present
-from swiftchat.engine.model.mixer_weights import MixerWeights
-from swiftchat.engine.model.state_cache import LayerStates
+from swiftchat.engine.model.mixer_weights import MixerInputs, MixerWeights
 from swiftchat.engine.reference.mixers.mamba2 import group_norm
 from swiftchat.weights.architectures.parts.mixers import Mamba2
 
@@ -28,17 +26,9 @@ class Mamba2Kernels:
         before, *scales = mixer.scales
         self._scales = tuple(before * scale for scale in scales)
 
-    def step(
-        self,
-        projected: Tensor,
-        out: Tensor,
-        weights: MixerWeights,
-        states: LayerStates,
-        rows: StepSlots,
-        ranks: Communicator,
-    ) -> None:
+    def step(self, projected: Tensor, out: Tensor, inputs: MixerInputs, rows: StepSlots) -> None:
+        weights, (z, x, b, c, step) = inputs.weights, self._scales
         inner, gated = self._inner(out, weights)
-        z, x, b, c, step = self._scales
         mamba2_step(
             self._gpu,
             projected,
@@ -48,8 +38,8 @@ class Mamba2Kernels:
             decay=present(weights.decay),
             step_bias=present(weights.step_bias),
             skip=present(weights.skip),
-            conv_states=states[0],
-            states=states[1],
+            conv_states=inputs.states[0],
+            states=inputs.states[1],
             rows=rows,
             num_groups=self._mixer.num_groups,
             activation=self._activation,
@@ -57,18 +47,10 @@ class Mamba2Kernels:
             min_step=self._mixer.min_step,
             scales=(z, x, b, c, step),
         )
-        self._normalize(projected, inner, out, weights, ranks)
+        self._normalize(projected, inner, out, inputs)
 
-    def scan(
-        self,
-        projected: Tensor,
-        out: Tensor,
-        weights: MixerWeights,
-        states: LayerStates,
-        rows: ScanRows,
-        ranks: Communicator,
-    ) -> None:
-        mixer, (z, x, b, c, step) = self._mixer, self._scales
+    def scan(self, projected: Tensor, out: Tensor, inputs: MixerInputs, rows: ScanRows) -> None:
+        weights, mixer, (z, x, b, c, step) = inputs.weights, self._mixer, self._scales
         mixed = torch.empty(len(projected), len(weights.conv), device=projected.device)
         causal_conv(
             self._gpu,
@@ -76,7 +58,7 @@ class Mamba2Kernels:
             mixed,
             conv=weights.conv,
             conv_bias=weights.conv_bias,
-            conv_states=states[0],
+            conv_states=inputs.states[0],
             rows=rows,
             first_column=mixer.width,
             activation=self._activation,
@@ -92,7 +74,7 @@ class Mamba2Kernels:
             decay=present(weights.decay),
             step_bias=present(weights.step_bias),
             skip=present(weights.skip),
-            states=states[1],
+            states=inputs.states[1],
             rows=rows,
             num_groups=mixer.num_groups,
             gated=gated,
@@ -100,7 +82,7 @@ class Mamba2Kernels:
             z_scale=z,
             step_scale=step,
         )
-        self._normalize(projected, inner, out, weights, ranks)
+        self._normalize(projected, inner, out, inputs)
 
     def _inner(self, out: Tensor, weights: MixerWeights) -> tuple[Tensor, bool]:
         """Return where the recurrence writes, fp32 if a norm follows, and whether it is gated."""
@@ -109,19 +91,14 @@ class Mamba2Kernels:
         return torch.empty(out.shape, device=out.device), not self._mixer.gate_last
 
     def _normalize(
-        self,
-        projected: Tensor,
-        inner: Tensor,
-        out: Tensor,
-        weights: MixerWeights,
-        ranks: Communicator,
+        self, projected: Tensor, inner: Tensor, out: Tensor, inputs: MixerInputs
     ) -> None:
         """Write the norm of the recurrence's outputs fp32 to `out`, if they are normalized."""
-        mixer = self._mixer
-        if mixer.norm_eps is None or weights.norm is None:
+        mixer, norm = self._mixer, inputs.weights.norm
+        if mixer.norm_eps is None or norm is None:
             return
         if mixer.ranks_per_group > 1:
-            normed = group_norm(inner, weights.norm, mixer, ranks)
+            normed = group_norm(inner, norm, mixer, inputs.ranks)
             if mixer.gate_last:
                 normed *= F.silu(projected[:, : mixer.width].float() * self._scales[0])
             out.copy_(normed)
@@ -129,7 +106,7 @@ class Mamba2Kernels:
         gated_norm(
             self._gpu,
             inner,
-            weights.norm,
+            norm,
             out,
             num_groups=mixer.num_groups,
             eps=mixer.norm_eps,

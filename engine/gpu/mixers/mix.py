@@ -13,12 +13,11 @@ from swiftchat.cuda.ops.mixers.steps import MAX_TAPS, gated_norm_fits, mamba2_st
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.gpu.mixers.gated_delta import GatedDeltaKernels
-from swiftchat.engine.gpu.mixers.kimi_delta import KimiDeltaKernels
 from swiftchat.engine.gpu.mixers.kind import MixerKind
 from swiftchat.engine.gpu.mixers.mamba import MambaKernels
 from swiftchat.engine.gpu.mixers.mamba2 import Mamba2Kernels
 from swiftchat.engine.gpu.mixers.short_conv import ShortConvKernels
-from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerInputs, MixerWeights
 from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.engine.reference.mixers.mix import scan_groups
 from swiftchat.weights.architectures.parts.mamba import Mamba
@@ -45,12 +44,10 @@ def kernels_of(mixer: StateMixer) -> Callable[[Gpu, Any, str], MixerKind] | None
             return ShortConvKernels
         case Mamba() if mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size):
             return MambaKernels
-        case GatedDelta() if mixer.beta_scale == 1.0:
-            fits = gated_delta_step_fits(mixer.key_dim, mixer.value_dim, mixer.kernel)
+        case GatedDelta(beta_scale=1.0) | KimiDelta(is_plain=False, bound=None):
+            _, key_dim, value_dim = mixer.states[1]
+            fits = gated_delta_step_fits(key_dim, value_dim, mixer.kernel)
             return GatedDeltaKernels if fits else None
-        case KimiDelta() if not mixer.is_plain and mixer.bound is None:
-            fits = gated_delta_step_fits(mixer.head_dim, mixer.head_dim, mixer.kernel)
-            return KimiDeltaKernels if fits else None
         # A bias is not multiplied by the input's scale, but the kernel scales the sum.
         case Mamba2() if not mixer.in_bias or mixer.scales[0] == 1.0:
             normed = mixer.norm_eps is None or gated_norm_fits(mixer.width // mixer.num_groups)
@@ -64,11 +61,10 @@ class MixerKernels:
 
     def __init__(self, gpu: Gpu, config: ModelConfig) -> None:
         self._gpu, self._config = gpu, config
-        self._activation = config.mixer_activation
         self._kind: MixerKind | None = None
         kernels = None if config.mixer is None else kernels_of(config.mixer)
         if kernels is not None:
-            self._kind = kernels(gpu, config.mixer, self._activation)
+            self._kind = kernels(gpu, config.mixer, config.mixer_activation)
 
     @property
     def scans(self) -> bool:
@@ -88,16 +84,16 @@ class MixerKernels:
         `ranks` divide the heads or channels of the mixer.
         """
         kind, mixer = self._kind, self._config.layers[layer].mixer
-        states = batch.states[layer]
         assert kind is not None and mixer is not None
+        activate = ACTIVATIONS[self._config.mixer_activation]
+        inputs = MixerInputs(weights, batch.states[layer], activate, ranks)
         out = projected.new_empty(len(projected), weights.project_out.shape[1])
         if batch.scans is not None:
             # It also writes something to the rows of steps, which come next.
-            kind.scan(projected, out, weights, states, batch.scans, ranks)
+            kind.scan(projected, out, inputs, batch.scans)
         elif batch.scanned:
-            activation = ACTIVATIONS[self._activation]
-            scan_groups(projected, out, weights, mixer, batch.scanned, states, activation, ranks)
+            scan_groups(projected, out, mixer, batch.scanned, inputs)
         if batch.steps is not None:
             n = len(batch.steps.positions)
-            kind.step(projected[:n], out[:n], weights, states, batch.steps, ranks)
+            kind.step(projected[:n], out[:n], inputs, batch.steps)
         return out

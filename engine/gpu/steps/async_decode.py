@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swiftchat.engine.gpu.steps.graph_runner import GraphRunner, Part
+from swiftchat.engine.gpu.steps.decode_graphs import DecodeGraphs, Part
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits
@@ -70,14 +70,14 @@ class AsyncDecode:
 
     def __init__(
         self,
-        runner: GraphRunner,
+        graphs: DecodeGraphs,
         scheduler: Scheduler,
         ctx_size_tokens: int,
         *,
         has_logits: bool = True,
     ) -> None:
         """Also return logits that the host samples from, with `has_logits`: on one rank."""
-        self.runner = runner
+        self.graphs = graphs
         self._has_logits = has_logits
         self._scheduler = scheduler
         self._ctx_size_tokens = ctx_size_tokens
@@ -101,26 +101,26 @@ class AsyncDecode:
 
     def _launch(self, step: Step, seeds: Sequence[int]) -> bool:
         """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
-        if not can_replay(step, self.runner.batch.max_rows):
+        if not can_replay(step, self.graphs.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
-        if _use_adapters(sequences) and not self.runner.can_adapt(sequences):
+        if _use_adapters(sequences) and not self.graphs.can_adapt(sequences):
             return False
         if not self._prepare(sequences, num_ahead=1):
             return False
-        self.runner.batch.load(sequences, seeds)
+        self.graphs.batch.load(sequences, seeds)
         self._start(sequences)
         return True
 
     def _forward(self, inputs: StepInputs) -> StepLogits | None:
         """Return the logits of a decode step that the host samples; None if it is not captured."""
         sequences = [row.sequence for row in inputs.step.rows]
-        if not is_decode_step(inputs.step, self.runner.batch.max_rows):
+        if not is_decode_step(inputs.step, self.graphs.batch.max_rows):
             return None
         if any(sequence.tuning is not None for sequence in sequences):
             return None
         try:
-            return StepLogits(self.runner.forward(sequences))
+            return StepLogits(self.graphs.forward(sequences))
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
@@ -129,20 +129,20 @@ class AsyncDecode:
 
         Without `continues` no step is launched, because the next one will have proposed tokens.
         Sequences that ended meanwhile are omitted, and those that got tokens without this step
-        (`FastForward`).
+        (`ForcedTokens`).
         """
         step = self._in_flight
         assert step is not None
         if step.number is None:
-            self.runner.batch.load_masks(step.sequences)
+            self.graphs.batch.load_masks(step.sequences)
             step = self._replay(step.sequences, "sampling")
         self._in_flight = None
         sequences = step.sequences
         if continues and self._can_continue(sequences) and self._prepare(sequences, num_ahead=2):
-            self.runner.batch.update_block_tables(sequences)
+            self.graphs.batch.update_block_tables(sequences)
             self._start(sequences)
         step.done.synchronize()
-        ring = self.runner.batch.ring
+        ring = self.graphs.batch.ring
         assert step.number is not None
         tokens = ring[step.number % len(ring), : len(sequences)].tolist()
         current = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
@@ -166,7 +166,7 @@ class AsyncDecode:
         adapted = _use_adapters(sequences)
         try:
             for part in _parts(sequences):
-                self.runner.graph(len(sequences), part, adapted=adapted)
+                self.graphs.graph(len(sequences), part, adapted=adapted)
         except (OutOfMemory, torch.OutOfMemoryError):
             return False
         return True
@@ -176,8 +176,8 @@ class AsyncDecode:
         self._in_flight = self._replay(sequences, _parts(sequences)[0])
 
     def _replay(self, sequences: list[TokenSequence], part: Part) -> _InFlight:
-        number = None if part == "forward" else self.runner.batch.num_steps
-        self.runner.replay(len(sequences), part, adapted=_use_adapters(sequences))
+        number = None if part == "forward" else self.graphs.batch.num_steps
+        self.graphs.replay(len(sequences), part, adapted=_use_adapters(sequences))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         done.record()
         return _InFlight(sequences, number, done)
@@ -199,7 +199,7 @@ class AsyncDecode:
             num_tokens = len(sequence.tokens) + 1  # with the token in flight
             if num_tokens >= self._ctx_size_tokens:
                 return False
-            if num_tokens - sequence.num_prompt == sequence.params.max_tokens:
+            if sequence.num_left == 1:
                 return False
         return True
 

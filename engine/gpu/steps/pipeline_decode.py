@@ -4,7 +4,7 @@ import torch
 
 from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.gpu.steps.async_decode import can_replay
-from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.decode_graphs import DecodeGraphs
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.steps.runner import SampledStep, StepInputs
 from swiftchat.errors import OutOfMemory
@@ -18,8 +18,8 @@ class PipelineDecode:
     step can compute its part without one while the others replay theirs.
     """
 
-    def __init__(self, runner: GraphRunner, stages: Pipeline) -> None:
-        self.runner, self._stages = runner, stages
+    def __init__(self, graphs: DecodeGraphs, stages: Pipeline) -> None:
+        self.graphs, self._stages = graphs, stages
         # For each row of the last step: sequence, block table and number of computed tokens.
         self._loaded: list[tuple[TokenSequence, list[int], int]] = []
 
@@ -34,27 +34,27 @@ class PipelineDecode:
         is_plain = not any(s.constraint is not None or s.has_adapters for s in sequences)
         if inputs.needs_logits or not is_plain:
             return None
-        if not can_replay(inputs.step, self.runner.batch.max_rows):
+        if not can_replay(inputs.step, self.graphs.batch.max_rows):
             return None
         n = len(sequences)
         try:
-            graph = self.runner.graph(n)
+            graph = self.graphs.graph(n)
         except (OutOfMemory, torch.OutOfMemoryError):
             self._loaded = []  # the failed capture may have overwritten the rows
             return None  # the step needs less memory without a graph
         if self._can_append(sequences):
-            self.runner.append_tokens(sequences)
+            self.graphs.append_tokens(sequences)
         else:
-            self.runner.batch.load(sequences, inputs.seeds)
+            self.graphs.batch.load(sequences, inputs.seeds)
         self._loaded = [(s, s.block_table, s.num_computed) for s in sequences]
-        stages, residual = self._stages, self.runner.residual
+        stages, residual = self._stages, self.graphs.residual
         if not stages.is_first:
             residual[:n].copy_(stages.receive(n, residual.shape[1]))
             residual[n:].zero_()  # each step adds to the graph's unused rows, too
         graph.replay()
         if not stages.is_last:
             stages.send(residual[:n])
-        sampled = stages.broadcast_from_last(self.runner.sampled[:n].long())
+        sampled = stages.broadcast_from_last(self.graphs.sampled[:n].long())
         return SampledStep(rows, [[token] for token in sampled.tolist()])
 
     def _can_append(self, sequences: list[TokenSequence]) -> bool:

@@ -2,7 +2,7 @@
 
 import torch
 
-from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.decode_graphs import DecodeGraphs
 from swiftchat.engine.sampling.distributed import verified
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.steps.runner import SampledStep, StepInputs
@@ -20,12 +20,12 @@ class Verification:
     slots are written again later.
     """
 
-    def __init__(self, runner: GraphRunner) -> None:
-        self.runner = runner
+    def __init__(self, graphs: DecodeGraphs) -> None:
+        self.graphs = graphs
 
     @property
     def max_rows(self) -> int:
-        return self.runner.sizes[-1]
+        return self.graphs.sizes[-1]
 
     def compute(self, inputs: StepInputs) -> SampledStep | None:
         """Return the next tokens of each row; None for a step that cannot be replayed."""
@@ -38,14 +38,14 @@ class Verification:
             return None
         if any(_has_unverified(row.sequence) for row in rows):
             return None
-        batch = self.runner.batch
+        batch = self.graphs.batch
         try:
-            self.runner.graph(num_rows)
+            self.graphs.graph(num_rows)
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
         batch.load_rows(rows, inputs.seeds)
         number = batch.num_steps
-        self.runner.replay(num_rows)
+        self.graphs.replay(num_rows)
         torch.cuda.current_stream().synchronize()
         sampled = iter(batch.ring[number % len(batch.ring), :num_rows].tolist())
         tokens = [

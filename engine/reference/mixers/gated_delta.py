@@ -8,35 +8,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerInputs
+from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.engine.reference.mixers.scan import CHUNK_TOKENS, pairwise_decays
-from swiftchat.engine.reference.mixers.short_conv import Activation, causal_conv
+from swiftchat.engine.reference.mixers.short_conv import causal_conv
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
 
 _EPS = 1e-6  # of the lengths of keys and queries
 
 
 def gated_delta(
-    inputs: Tensor,
-    states: tuple[Tensor, ...],
-    mixer: GatedDelta,
-    weights: MixerWeights,
-    activation: Activation,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    tokens: Tensor, states: LayerStates, mixer: GatedDelta, inputs: MixerInputs
+) -> tuple[Tensor, LayerStates]:
     """Mix projections [num_seqs, n, …]: queries, keys, values, output gates, β and steps.
 
     Returns fp32 [num_seqs, n, num_value_heads * value_dim] and the states after them: the last
     tokens of the convolution, and S fp32 [num_seqs, num_value_heads, key_dim, value_dim].
     The decay of a step is exp(−exp(`decay`) · step).
     """
+    weights = inputs.weights
     decay, step_bias, norm = weights.decay, weights.step_bias, weights.norm
     assert decay is not None and step_bias is not None and norm is not None
-    num_seqs, n = inputs.shape[:2]
+    num_seqs, n = tokens.shape[:2]
     heads, keys = mixer.num_value_heads, mixer.num_key_heads * mixer.key_dim
     sizes = [2 * keys + mixer.value_width, mixer.value_width, heads, heads]
-    qkv, z, beta, step = torch.split(inputs.float(), sizes, -1)
+    qkv, z, beta, step = torch.split(tokens.float(), sizes, -1)
     mixed, last = causal_conv(qkv, states[0], weights.conv, None)
-    q, k, v = torch.split(activation(mixed), [keys, keys, mixer.value_width], -1)
+    q, k, v = torch.split(inputs.activate(mixed), [keys, keys, mixer.value_width], -1)
     repeats = mixer.num_value_heads // mixer.num_key_heads
     q, k = (unit_heads(x.reshape(num_seqs, n, -1, mixer.key_dim), repeats) for x in (q, k))
     v = v.reshape(num_seqs, n, heads, -1).transpose(1, 2)

@@ -9,36 +9,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerInputs
+from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.engine.reference.mixers.gated_delta import unit_heads
-from swiftchat.engine.reference.mixers.short_conv import Activation, causal_conv
+from swiftchat.engine.reference.mixers.short_conv import causal_conv
 from swiftchat.weights.architectures.parts.mixers import KimiDelta
 
 _CHUNK_TOKENS = 16  # of which all pairs have a decay for each element of a key
 
 
 def kimi_delta(
-    inputs: Tensor,
-    states: tuple[Tensor, ...],
-    mixer: KimiDelta,
-    weights: MixerWeights,
-    activation: Activation,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    tokens: Tensor, states: LayerStates, mixer: KimiDelta, inputs: MixerInputs
+) -> tuple[Tensor, LayerStates]:
     """Mix projections [num_seqs, n, …]: queries, keys, values, β, inputs of decays and of gates.
 
     Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
     and S fp32 [num_seqs, num_heads, head_dim, head_dim]. The decay of a step is
     exp(−exp(`decay`) · softplus(step)), or exp(bound · sigmoid(exp(`decay`) · step)).
     """
+    weights = inputs.weights
     decay, step_bias, norm = weights.decay, weights.step_bias, weights.norm
     assert decay is not None and step_bias is not None and norm is not None
     width, narrow, heads = mixer.width, mixer.head_dim, mixer.num_heads
-    num_seqs, n = inputs.shape[:2]
+    num_seqs, n = tokens.shape[:2]
     inner = width if mixer.is_plain else narrow
     sizes = [3 * width, heads, inner, inner]
-    qkv, beta, step, z = torch.split(inputs.float(), sizes, -1)
+    qkv, beta, step, z = torch.split(tokens.float(), sizes, -1)
     mixed, last = causal_conv(qkv, states[0], weights.conv, None)
-    q, k, v = (x.reshape(num_seqs, n, heads, narrow) for x in activation(mixed).chunk(3, -1))
+    q, k, v = (x.reshape(num_seqs, n, heads, narrow) for x in inputs.activate(mixed).chunk(3, -1))
     if weights.project_step is not None and weights.project_gate is not None:
         step, z = step @ weights.project_step.t(), z @ weights.project_gate.t()
     step, rate = (step + step_bias).view(num_seqs, n, heads, narrow), decay.view(-1, 1).exp()

@@ -11,30 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerInputs, MixerWeights
+from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.engine.reference.mixers.scan import CHUNK_TOKENS
-from swiftchat.engine.reference.mixers.short_conv import Activation, causal_conv
+from swiftchat.engine.reference.mixers.short_conv import causal_conv
 from swiftchat.weights.architectures.parts.mamba import Mamba
 
 
 def mamba(
-    inputs: Tensor,
-    states: tuple[Tensor, ...],
-    mixer: Mamba,
-    weights: MixerWeights,
-    activation: Activation,
-    ranks: Communicator,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    tokens: Tensor, states: LayerStates, mixer: Mamba, inputs: MixerInputs
+) -> tuple[Tensor, LayerStates]:
     """Mix projections [num_seqs, n, 2 * width]: x and output gates.
 
     Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
     and h fp32 [num_seqs, width, state_size]. a is −exp(`decay`), d is `skip`. `ranks` divide the
     channels.
     """
-    x, z = inputs.float().chunk(2, -1)
+    weights = inputs.weights
+    x, z = tokens.float().chunk(2, -1)
     mixed, last = causal_conv(x, states[0], weights.conv, weights.conv_bias)
-    x = activation(mixed)
-    out, after = _scanned(x, states[1], mixer, weights, ranks)
+    x = inputs.activate(mixed)
+    out, after = _scanned(x, states[1], mixer, weights, inputs.ranks)
     return out * F.silu(z), (last, after)
 
 

@@ -9,41 +9,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerInputs, MixerWeights
+from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.engine.reference.mixers.scan import CHUNK_TOKENS, pairwise_decays
-from swiftchat.engine.reference.mixers.short_conv import Activation, causal_conv
+from swiftchat.engine.reference.mixers.short_conv import causal_conv
 from swiftchat.weights.architectures.parts.mixers import Mamba2
 
 
 def mamba2(
-    inputs: Tensor,
-    states: tuple[Tensor, ...],
-    mixer: Mamba2,
-    weights: MixerWeights,
-    activation: Activation,
-    ranks: Communicator,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    tokens: Tensor, states: LayerStates, mixer: Mamba2, inputs: MixerInputs
+) -> tuple[Tensor, LayerStates]:
     """Mix projections [num_seqs, n, …]: output gates, x, b, c and steps.
 
     Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
     and H fp32 [num_seqs, num_heads, head_dim, state_size]. A is −exp(`decay`), d is `skip`.
     `ranks` divide the heads.
     """
+    weights = inputs.weights
     decay, step_bias, skip = weights.decay, weights.step_bias, weights.skip
     assert decay is not None and step_bias is not None and skip is not None
-    num_seqs, n = inputs.shape[:2]
+    num_seqs, n = tokens.shape[:2]
     groups = mixer.num_groups * mixer.state_size
     sizes = [mixer.width, mixer.width + 2 * groups, mixer.num_heads]
-    z, mixed, step = torch.split(_scaled(inputs.float(), weights, mixer), sizes, -1)
+    z, mixed, step = torch.split(_scaled(tokens.float(), weights, mixer), sizes, -1)
     mixed, last = causal_conv(mixed, states[0], weights.conv, weights.conv_bias)
-    x, b, c = torch.split(activation(mixed), [mixer.width, groups, groups], -1)
+    x, b, c = torch.split(inputs.activate(mixed), [mixer.width, groups, groups], -1)
     x = x.reshape(num_seqs, n, mixer.num_heads, mixer.head_dim).transpose(1, 2)
     b, c = (_by_head(each, mixer) for each in (b, c))
     step = F.softplus(step + step_bias).clamp(min=mixer.min_step).transpose(1, 2)
     g = -decay.exp().unsqueeze(1) * step
     out, after = scan(x * step.unsqueeze(3), b, c, g, states[1])
     out = (out + x * skip.view(-1, 1, 1)).transpose(1, 2).reshape(z.shape)
-    return _gated_norm(out, F.silu(z), weights.norm, mixer, ranks), (last, after)
+    return _gated_norm(out, F.silu(z), weights.norm, mixer, inputs.ranks), (last, after)
 
 
 def _scaled(projected: Tensor, weights: MixerWeights, mixer: Mamba2) -> Tensor:

@@ -1,14 +1,11 @@
 """Short causal convolutions over the tokens of a sequence, depthwise."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.model.mixer_weights import MixerWeights
-
-Activation = Callable[[Tensor], Tensor]
+from swiftchat.engine.model.mixer_weights import MixerInputs
+from swiftchat.engine.model.state_cache import LayerStates
 
 
 def causal_conv(
@@ -26,12 +23,13 @@ def causal_conv(
 
 
 def short_conv(
-    inputs: Tensor, states: tuple[Tensor, ...], weights: MixerWeights
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """LFM2's gated convolution of projections b, c and x, side by side in `inputs`.
+    tokens: Tensor, states: LayerStates, inputs: MixerInputs
+) -> tuple[Tensor, LayerStates]:
+    """LFM2's gated convolution of projections b, c and x, side by side in `tokens`.
 
     [num_seqs, n, 3 * width]; the result is fp32 [num_seqs, n, width], with the states after it.
     """
-    b, c, x = inputs.float().chunk(3, -1)
+    weights = inputs.weights
+    b, c, x = tokens.float().chunk(3, -1)
     out, last = causal_conv(b * x, states[0], weights.conv, weights.conv_bias)
     return c * out, (last,)

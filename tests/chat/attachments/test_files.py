@@ -42,7 +42,7 @@ def test_patterns_match_text_files_and_report_others(tmp_path: Path) -> None:
     found = read_attachments([f"{tmp_path}/*.py", f"{tmp_path}/sub/*.py"])
     assert [each.text for each in found] == ["a.py", "b.py", "sub/c.py"]
     assert [note for each in found for note in each.notes] == [
-        f"{tmp_path}/sub/d.py is left out: not a text file"
+        f"{tmp_path}/sub/d.py is left out: is not a text file"
     ]
     assert len(read_attachments([f"{tmp_path}/**/*.py"])) == 3
     (tmp_path / "[x].py").write_text("brackets")  # a name that is also a pattern
@@ -76,7 +76,7 @@ def test_encodings(content: bytes, text: str, num_invalid: int) -> None:
         b"\1\2\3",
         b"\x89PNG\r\n\x1a\n\0",
         bytes(range(128, 256)),
-        b"%PDF-1.7\n",
+        b"%!PS-Adobe-3.0\n",
     ],
 )
 def test_only_text_is_read(tmp_path: Path, content: bytes) -> None:

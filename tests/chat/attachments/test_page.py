@@ -10,6 +10,7 @@ import pytest
 from swiftchat.chat.attachments import page
 from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.errors import DownloadError, UsageError
+from tests.support import documents
 from tests.support.web_server import Answer, serving
 
 HTML = """<!doctype html><html><head><title>The  title</title><style>p {}</style></head><body>
@@ -27,6 +28,7 @@ ANSWERS = {
     "/plain": Answer("Käse\x1b[2J\r\n".encode()),
     "/json": Answer(b'{"a": 1}', "application/problem+json"),
     "/no-type": Answer(b"words", None),
+    "/report": Answer(documents.pdf("One.", "Two."), "application/pdf"),
     "/picture": Answer(b"\x89PNG", "image/png"),
     "/binary": Answer(b"a\0b", "text/plain"),
     "/large": Answer(b"x" * (4 * 1024 * 1024 + 1)),
@@ -146,3 +148,10 @@ def test_errors_and_names_have_no_password(server: tuple[str, list[str]]) -> Non
         with pytest.raises(DownloadError) as caught:
             page.fetch_page(url)
         assert "canary" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_document_at_an_address(server: tuple[str, list[str]]) -> None:
+    pytest.importorskip("pypdf")
+    url, _ = server
+    (found,) = read_attachments([f"{url}/report#2"])
+    assert (found.name, found.text) == (f"{url}/report#2", "## Page 2\n\nTwo.\n")

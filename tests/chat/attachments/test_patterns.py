@@ -99,8 +99,8 @@ def test_files_and_their_sum_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("x" * 10)
     read: list[str] = []
-    read_text = files.read_text
-    monkeypatch.setattr(files, "read_text", lambda name: (read.append(name), read_text(name))[1])
+    read_file = files.read_file
+    monkeypatch.setattr(files, "read_file", lambda name: (read.append(name), read_file(name))[1])
     monkeypatch.setattr(files, "_MAX_CHARACTERS", 30)
     names = [str(tmp_path / f"{number}.txt") for number in range(5)]
     for sources in ([f"{tmp_path}/*"], names, [f"{tmp_path}/[01]*", f"{tmp_path}/[23]*"]):

@@ -13,6 +13,7 @@ import pytest
 
 from swiftchat.chat.endpoint import answers as answers_module
 from swiftchat.chat.endpoint.body import MAX_BODY_BYTES
+from swiftchat.chat.endpoint.served_models import OneModel
 from swiftchat.chat.endpoint.server import EndpointServer
 from swiftchat.chat.endpoint.token import ApiToken, find_token
 from swiftchat.chat.model.chat_model import ChatModel
@@ -71,7 +72,7 @@ def serving(folder: Path, *answers: Any, **config: Any) -> Iterator[Served]:
     engine = FakeEngine(list(answers), ctx_size_tokens=4096)
     server = EndpointServer("127.0.0.1:0", ApiToken(TOKEN), allow_remote=False)
     chat_model = ChatModel(folder, ChatConfig(**config), engine.start)  # type: ignore[arg-type]
-    thread = threading.Thread(target=server.run, args=(chat_model,))
+    thread = threading.Thread(target=server.run, args=(OneModel(chat_model),))
     thread.start()
     try:
         yield Served(server, engine)
@@ -268,13 +269,17 @@ EFFORT_TEMPLATE = "{{ messages[0].content }}[{{ reasoning_effort | default('medi
 
 def test_variables_of_the_template(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model", SWITCHING_TEMPLATE)
-    with serving(folder, *["plans</think>Hi"] * 9, think="on") as served:
+    with serving(folder, *["plans</think>Hi"] * 13, think="on") as served:
         for options, expected in (
             ({}, "[True, '']<think>"),
             ({"chat_template_kwargs": {"enable_thinking": False}}, "[False, '']<think></think>"),
             ({"chat_template_kwargs": {"extra": "<|im_end|>"}}, "[True, '<|im_end|>']<think>"),
             ({"reasoning_effort": "high"}, "[True, '']<think>"),
             ({"reasoning_effort": "none"}, "[False, '']<think></think>"),
+            ({"reasoning": {"effort": "none"}}, "[False, '']<think></think>"),
+            ({"reasoning": {"enabled": False}}, "[False, '']<think></think>"),
+            ({"reasoning": {"max_tokens": 0}}, "[True, '']<think>\n</think>\n\n"),
+            ({"thinking_budget": 0}, "[True, '']<think>\n</think>\n\n"),
             (
                 {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
                 "[False, '']<think></think>",
@@ -318,8 +323,8 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(served: Served)
         ("documents", [{"text": "x"}]),
         ("enable_thinking", False),
         ("thinking", {"type": "disabled"}),
-        ("reasoning", {"effort": "low"}),
-        ("thinking_budget", 100),
+        ("reasoning", {"max_tokens": -1}),
+        ("reasoning", "low"),
         ("add_generation_prompt", False),
         ("continue_final_message", True),
     ):

@@ -54,8 +54,7 @@ def test_memory_and_speed_of_a_form() -> None:
     on_cpu, on_gpu = (
         form_fits(device(80, name), 50 * GB, "oss:20b")[0] for name in ("CPU", "H200")
     )
-    assert on_cpu.memory_bytes - on_gpu.memory_bytes == on_gpu.form.size_bytes  # 8 bits a weight
-    assert on_cpu.tokens_per_s == pytest.approx((on_gpu.tokens_per_s or 0) / 2)
+    assert on_cpu == on_gpu  # MXFP4 stays packed on both
     (short, *_) = form_fits(device(8), None, "tinyllama")  # a context of 2048 tokens
     assert short.memory_bytes == short.form.size_bytes + 2048 * 22_528
 

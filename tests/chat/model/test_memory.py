@@ -41,7 +41,7 @@ def test_a_second_model_fits_with_a_context_as_large(
     def fits(info: EngineInfo, *free: int) -> bool:
         devices = [DeviceMemory("x", 10**12, count) for count in free]
         monkeypatch.setattr(memory, "device_memory", lambda: devices)
-        return fits_beside(model, info)
+        return fits_beside(model, [info])
 
     assert fits(INFO, enough) and not fits(INFO, scarce)
     assert fits(replace(INFO, ctx_size_tokens=512), scarce)

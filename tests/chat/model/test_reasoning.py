@@ -225,6 +225,18 @@ def test_the_thinking_switch_reaches_the_template(tmp_path: Path) -> None:
     assert not Talk(tmp_path / "none", SHOWS_REASONING).chat_model.prompts.thinking_levels
 
 
+def test_arguments_of_the_template_come_before_the_level(tmp_path: Path) -> None:
+    shows = "{{ [enable_thinking, extra | default(0)] }}"
+    talk = Talk(tmp_path, shows, think="on", template_arg=('extra={"a": [1, null]}',))
+    talk.turn("four")
+    assert talk.engine.prompt_text() == "[True, {'a': [1, None]}]"
+    arguments = ("enable_thinking=false", "extra=<|im_end|>")
+    talk = Talk(tmp_path, shows, think="on", template_arg=arguments)
+    talk.turn("four")
+    assert talk.engine.prompt_text() == "[False, '<|im_end|>']"
+    assert fake_engine.END_ID not in talk.engine.prompts[-1]
+
+
 EFFORTS = SHOWS_REASONING.replace(
     "assistant\n' }}{% endif %}",
     "assistant\n' }}{{ '(' + (reasoning_effort or 'medium') + ')' }}{% endif %}",

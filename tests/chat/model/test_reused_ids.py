@@ -41,7 +41,7 @@ class Talk:
     def encoded_from_text(self) -> list[int]:
         """Return the ids of the conversation without its last answer, encoded from text."""
         messages = self.conversation.template_messages(self.conversation.messages[:-1])
-        return self.chat_model.tokenizer.apply_template(messages)
+        return self.chat_model.tokenizer.prompt(messages).ids
 
 
 @pytest.fixture

@@ -35,12 +35,15 @@ def test_which_options_are_meant() -> None:
     """Everything that is typed for one prompt or conversation, not what an alias may set."""
     assert {option.name for option in ONCE} == {
         "prompt",
+        "knowledge",
+        "knowledge_model",
         "system",
         "system_file",
         "role",
         "session",
         "template",
         "soft_prompt",
+        "reasoning_budget_message",
         "schema",
         "regex",
         "grammar",

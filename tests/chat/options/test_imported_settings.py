@@ -38,3 +38,9 @@ def test_the_path_of_a_gguf_file_is_left_out(store: Store) -> None:
     path = store.find("owner/model:Q8_0")
     found, left_out = imported_settings({"model": str(path)}, store)
     assert found == {} and len(left_out) == 1
+
+
+def test_a_folder_of_knowledge_is_left_out(store: Store) -> None:
+    settings = {"knowledge": "/home/me", "knowledge_model": "owner/model:Q8_0", "top_k": 3}
+    found, left_out = imported_settings(settings, store)
+    assert found == {"top_k": 3} and len(left_out) == 2

@@ -37,12 +37,16 @@ WRONG = {
     "top_p_decay": "0",
     "top_p_min": "2",
     "typical_p": "0",
+    "top_n_sigma": "-1",
+    "xtc_probability": "1.5",
+    "xtc_threshold": "0",
     "repeat_last_n": "-2",
     "dry_multiplier": "-1",
     "dry_base": "0.5",
     "dry_allowed_length": "0",
     "no_repeat_ngram": "-1",
     "min_tokens": "-1",
+    "reasoning_budget": "-1",
     "speculate": "fast",
     "loop_stop": "maybe",
     "speculate_tokens": "16",
@@ -109,6 +113,20 @@ def test_wrong_values_say_the_range(chat: Chat, option: str) -> None:
         message = usage_error(flag)
         assert f"must be {rule}, not {value!r}" in message
         assert not any(f"'{alias}'" in message for alias in PARAMETERS[option].flags[1:])
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("enable_thinking", "'enable_thinking' is not KEY=VALUE, such as enable_thinking=false"),
+        ("a b=1", "'a b=1' is not KEY=VALUE"),
+        ("messages=[]", "messages is set by the conversation"),
+    ],
+)
+def test_wrong_arguments_of_the_template(argument: str, message: str) -> None:
+    assert message in usage_error(f"--template-arg={argument}")
+    with pytest.raises(UsageError, match=f"template_arg: {message}"):
+        typed({"template_arg": [argument]})
 
 
 def test_a_file_may_have_a_boolean() -> None:

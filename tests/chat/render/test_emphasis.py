@@ -47,3 +47,10 @@ def test_direction_marks_stay_in_prose_and_are_visible_in_code() -> None:
     shown = "\n".join(row.plain for block in blocks for row in rows.render(block, 80))
     assert "שלום\u200f! a�b \u2068C++\u2069 �evil" in shown
     assert "if x:�" in shown and "y�" in shown
+
+
+def test_marks_behind_a_link_that_close_nothing() -> None:
+    """A link has no text of its own before the marks."""
+    assert (
+        Inline().styled("[see](https://a.test/)*, or not").plain == "see (https://a.test/)*, or not"
+    )

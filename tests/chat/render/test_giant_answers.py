@@ -77,8 +77,8 @@ class Frames:
 def test_a_frame_does_not_grow_with_the_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     giant = GIANTS[name]
     with monkeypatch.context() as patch:
-        short = Frames(patch, counts_calls=True).show(giant(15_000)).most
-    long = Frames(monkeypatch).show(giant(60_000)).most
+        short = Frames(patch, counts_calls=True).show(giant(10_000)).most
+    long = Frames(monkeypatch).show(giant(40_000)).most
     assert short["calls"] < MAX_CALLS
     assert long["written"] < MAX_WRITTEN and long["parsed"] < MAX_PARSED
     assert long["written"] <= 1.1 * short["written"] + 100

@@ -46,6 +46,7 @@ def test_the_first_token_counts_from_the_prompt_or_the_command(
         tokens_per_s=8.0,
         num_prompt_tokens=10,
         num_tokens=4,
+        num_reasoning_tokens=0,
         finish_reason="length",
         is_constrained=False,
     )
@@ -95,6 +96,7 @@ def test_an_interrupted_answer_claims_nothing_about_the_cache() -> None:
         beams=[],
         num_prompt_tokens=100,
         num_tokens=5,
+        num_reasoning_tokens=0,
         ttft_s=0.1,
         tokens_per_s=20.0,
         finish_reason="interrupt",

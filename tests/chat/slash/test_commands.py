@@ -235,7 +235,7 @@ def test_fork_continues_in_a_copy(chat: Chat) -> None:
 
 def test_export_writes_only_new_files(chat: Chat, tmp_path: Path) -> None:
     chat.send("q", "a")
-    for name in ("talk.md", "talk.json"):
+    for name in ("talk.md", "talk.json", "talk.html"):
         chat.send(f"/export {tmp_path / name}")
     assert "## You\n\nq\n\n## model\n\na\n" in (tmp_path / "talk.md").read_text()
     assert json.loads((tmp_path / "talk.json").read_text())["swiftchat"] == 1

@@ -125,8 +125,10 @@ def test_ps_lists_name_process_memory_idle_time_and_address(
     assert worker.ppid() == served.process.pid and engine["name"] == "tiny"
     assert engine["memory_bytes"] > 10_000_000 and engine["idle_s"] > 0
     heading, row = swiftchat("ps").stdout.decode().splitlines()
-    assert heading.split() == ["NAME", "PID", "MEMORY", "IDLE", "TERMINALS", "ADDRESS"]
+    titles = ["NAME", "PID", "DEVICE", "MEMORY", "IDLE", "ENDS", "TERMINALS", "ADDRESS"]
+    assert heading.split() == titles
     assert row.startswith("tiny ") and row.endswith(engine["socket"])
+    assert " cpu " in row and " when stopped " in row
     with closing(_attached(folder)) as client:
         next(iter(client.generate([5], ENDLESS)))
         assert "computing" in swiftchat("ps").stdout.decode()
@@ -220,6 +222,7 @@ def test_a_chat_starts_its_own_engine_if_the_running_one_does_not_answer(
         os.kill(pid, signal.SIGSTOP)
     try:
         monkeypatch.setattr(attach_module, "_ANSWER_S", 0.5)
+        monkeypatch.setattr(attach_module, "_START_S", 0.5)
         assert attach(CONFIG, folder) is None
         (stopped,) = listed()
         assert stopped.keys() == {"socket"}

@@ -162,7 +162,8 @@ def test_a_dumb_terminal(chat: Callable[..., Terminal]) -> None:
 
 
 def test_the_real_model_in_a_terminal(smollm2: Path) -> None:
-    terminal = Terminal(sys.executable, ["-m", "swiftchat.chat", "-m", str(smollm2), "--temp", "0"])
+    options = ("-m", str(smollm2), "--device", "cpu", "--temp", "0")
+    terminal = Terminal(sys.executable, ["-m", "swiftchat.chat", *options])
     terminal.wait_for(">>>")
     terminal.type("What is the capital of France?\r")
     terminal.wait_for("Paris", seconds=60)

@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.comm import all_gather
-from swiftchat.cuda.ops.linear.linear import Norm, Workspace, linear, linear_send
+from swiftchat.cuda.ops.linear.linear import LinearInput, Norm, Workspace, linear, linear_send
 from tests.support.gpu_ranks import hold_only_sentinels, peer_buffers, run_on_streams
 from tests.support.kernels.case import DTYPES, Inputs, poisoned
 
@@ -27,12 +27,12 @@ def test_gathered_columns_equal_the_whole_matmul(
 
     def work(rank: int) -> None:
         rows = weight[rank * width : min((rank + 1) * width, columns)]
-        linear_send(gpu, x, rows, buffers[rank], spaces[rank], norm=norm)
+        linear_send(gpu, LinearInput(x, norm=norm), rows, buffers[rank], spaces[rank])
         all_gather(gpu, found[rank], buffers[rank], width)
 
     run_on_streams(world, work)
     whole = poisoned(n, columns, dtype=torch.float32)
-    linear(gpu, x, weight[:columns], whole, spaces[0], norm=norm)
+    linear(gpu, LinearInput(x, norm=norm), weight[:columns], whole, spaces[0])
     assert all(torch.equal(logits, whole) for logits in found)
     assert hold_only_sentinels(buffers)
 

@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.comm import all_reduce
-from swiftchat.cuda.ops.linear.linear import Workspace, linear_send
+from swiftchat.cuda.ops.linear.linear import LinearInput, Workspace, linear_send
 from tests.support.gpu_ranks import hold_only_sentinels, peer_buffers, run_on_streams
 from tests.support.kernels.case import DTYPES, Inputs
 
@@ -75,7 +75,9 @@ def test_parts_sent_by_linear(gpu: Gpu, dtype, n: int, k: int, rows: int) -> Non
 
     def work(rank: int) -> None:
         own_bias = bias if rank == 0 else None
-        linear_send(gpu, x[rank], weight[rank], buffers[rank], spaces[rank], bias=own_bias)
+        linear_send(
+            gpu, LinearInput(x[rank], bias=own_bias), weight[rank], buffers[rank], spaces[rank]
+        )
         all_reduce(gpu, streams[rank], buffers[rank])
 
     run_on_streams(world, work)

@@ -16,11 +16,10 @@ from tests.support.kernels.experts import (
     Experts,
     check_gate_up,
     check_input_weights,
-    check_limit_and_order,
+    check_limit,
 )
 
 pytestmark = pytest.mark.gpu
-PACKED = [case for case in PACKED_CASES if case[0] != "MXFP4"]
 PLAIN = [case for case in PLAIN_CASES if case[2] != torch.float32]
 # Rows, experts, chosen ones, columns and outputs.
 PACKED_SIZES = [*GATE_UP_SIZES, (1, 12, 11, 2048, 512), (2, 4, 2, 544, 96)]
@@ -40,7 +39,7 @@ def launched(gpu: Gpu) -> Iterator[None]:
     assert names == {"bulk_gate_up"}
 
 
-@pytest.mark.parametrize("case", PACKED)
+@pytest.mark.parametrize("case", PACKED_CASES)
 @pytest.mark.parametrize("size", PACKED_SIZES)
 @pytest.mark.usefixtures("launched")
 def test_packed_matrices_equal_fp64(gpu: Gpu, case: Case, size: Size) -> None:
@@ -56,14 +55,16 @@ def test_plain_matrices_equal_fp64(gpu: Gpu, case: Case, size: Size) -> None:
     check_input_weights(gpu, case, size)
 
 
-@pytest.mark.parametrize("case", PLAIN)
-@pytest.mark.parametrize("gate_step", [1, 2])
-@pytest.mark.parametrize(("k", "inner"), [(96, 45), (160, 7)])
+@pytest.mark.parametrize(
+    ("case", "k", "inner"),
+    [
+        *((case, *size) for case in PLAIN for size in ((96, 45), (160, 7))),
+        (("MXFP4", 32, torch.bfloat16), 160, 40),
+    ],
+)
 @pytest.mark.usefixtures("launched")
-def test_biases_limit_and_alternating_rows(
-    gpu: Gpu, case: Case, gate_step: int, k: int, inner: int
-) -> None:
-    check_limit_and_order(gpu, case, gate_step, k, inner, n=1)
+def test_biases_and_a_limit(gpu: Gpu, case: Case, k: int, inner: int) -> None:
+    check_limit(gpu, case, k, inner, n=1)
 
 
 def test_which_matrices_fit(gpu: Gpu) -> None:
@@ -73,7 +74,7 @@ def test_which_matrices_fit(gpu: Gpu) -> None:
         ("PLAIN", 0, 72, set()),
         ("PLAIN", 0, 8192, set()),
         ("INT4", 32, 96, {1, 2}),
-        ("MXFP4", 0, 96, set()),
+        ("MXFP4", 32, 96, {1, 2}),
     ):
         matrices = Experts(make, scheme, group, (1, 16, columns)).matrices(biased=False)
         found = {n for n in (1, 2) if bulk_gate_up_fits(gpu, matrices, bf16, n)}

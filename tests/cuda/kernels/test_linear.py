@@ -47,10 +47,10 @@ def test_matmul_with_bias(gpu: Gpu, workspace: Workspace, dtype, rows: int, k: i
         pytest.skip("too large without splits")
     expected = x.double() @ weight.double().T + bias.double()
     out = poisoned(n, rows, dtype=dtype)
-    op.linear(gpu, x, weight, out, workspace, bias=bias)
+    op.linear(gpu, op.LinearInput(x, bias=bias), weight, out, workspace)
     assert_close(out, expected, tolerance(dtype))
     wide = poisoned(n, rows, dtype=torch.float32)
-    op.linear(gpu, x, weight, wide, workspace, bias=bias)
+    op.linear(gpu, op.LinearInput(x, bias=bias), weight, wide, workspace)
     assert_close(wide, expected, 1e-5)
 
 
@@ -66,7 +66,7 @@ def test_norm_before_the_matmul(
     if not linear_fits(gpu, n, weight):
         pytest.skip("too large")
     out = poisoned(n, rows, dtype=torch.float32)
-    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS))
+    op.linear(gpu, op.LinearInput(x, norm=Norm(scale, EPS)), weight, out, workspace)
     assert_close(out, rms_norm(x, scale) @ weight.double().T, tolerance(dtype, normed=True))
 
 
@@ -80,13 +80,13 @@ def test_a_bias_for_each_row(gpu: Gpu, workspace: Workspace, dtype, n: int) -> N
     for bias in (biases[:, 320:], biases[:, :200].contiguous()):
         expected = x.double() @ weight.double().T + bias.double()
         out = poisoned(n, 200, dtype=dtype)
-        op.linear(gpu, x, weight, out, workspace, bias=bias)
+        op.linear(gpu, op.LinearInput(x, bias=bias), weight, out, workspace)
         assert_close(out, expected, tolerance(dtype))
         total = residual.clone()
-        op.linear_residual(gpu, x, weight, total, workspace, bias=bias)
+        op.linear_residual(gpu, op.LinearInput(x, bias=bias), weight, total, workspace)
         assert_close(total, residual.double() + expected, 1e-5)
     with pytest.raises(ValueError, match="bias must be"):
-        op.linear(gpu, x, weight, out, workspace, bias=biases)
+        op.linear(gpu, op.LinearInput(x, bias=biases), weight, out, workspace)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -96,7 +96,9 @@ def test_weight_offset_of_the_norm(gpu: Gpu, workspace: Workspace, dtype, n: int
     x, scale = make.normal(n, 2304, dtype=torch.float32), make.normal(2304)
     weight = make.normal(99, 2304)
     out = poisoned(n, 99, dtype=torch.float32)
-    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, weight_offset=1.0))
+    op.linear(
+        gpu, op.LinearInput(x, norm=Norm(scale, EPS, weight_offset=1.0)), weight, out, workspace
+    )
     expected = rms_norm(x, scale.double() + 1) @ weight.double().T
     assert_close(out, expected, tolerance(dtype, normed=True))
 
@@ -106,7 +108,7 @@ def test_norm_of_a_residual_stream_beyond_fp16(gpu: Gpu, workspace: Workspace) -
     x = make.normal(2, 512, dtype=torch.float32, scale=1e5)
     weight, scale = make.normal(64, 512), make.normal(512)
     out = poisoned(2, 64, dtype=torch.float16)
-    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS))
+    op.linear(gpu, op.LinearInput(x, norm=Norm(scale, EPS)), weight, out, workspace)
     assert_close(out, rms_norm(x, scale) @ weight.double().T, tolerance(torch.float16, normed=True))
 
 
@@ -123,7 +125,7 @@ def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int
     found = []
     for _ in range(3):  # the counters must be reset
         stream = residual.clone()
-        op.linear_residual(gpu, x, weight, stream, workspace, bias=bias)
+        op.linear_residual(gpu, op.LinearInput(x, bias=bias), weight, stream, workspace)
         assert_close(stream, expected, 1e-5)
         found.append(stream)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -154,7 +156,7 @@ def test_act_and_mul(
     }[activation]
     out = poisoned(n, inner, dtype=dtype)
     op.linear_act_and_mul(
-        gpu, x, weight, out, workspace, norm=norm, activation=activation, bias=bias
+        gpu, op.LinearInput(x, norm=norm, bias=bias), weight, out, workspace, activation=activation
     )
     assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
 
@@ -187,7 +189,9 @@ def test_rope_and_cache_write(
     cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
     queries = poisoned(n, heads, head_dim, dtype=dtype)
     rope = RopeCache(cos_sin, positions, slots, cache, heads)
-    op.linear_rope_cache(gpu, x, weight, queries, workspace, norm=norm, rope=rope, bias=bias)
+    op.linear_rope_cache(
+        gpu, op.LinearInput(x, norm=norm, bias=bias), weight, queries, workspace, rope=rope
+    )
 
     qkv = (inputs @ weight.double().T + bias.double()).view(n, -1, head_dim)
     cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
@@ -216,20 +220,38 @@ def test_row_does_not_depend_on_other_rows(
     alone = []
     for i in range(16):
         alone.append(poisoned(1, rows, dtype=torch.float32))
-        op.linear(gpu, x[i : i + 1], weight, alone[i], workspace, norm=norm)
+        op.linear(gpu, op.LinearInput(x[i : i + 1], norm=norm), weight, alone[i], workspace)
     counts = [n for n in range(2, 17) if linear_fits(gpu, n, weight)]
     assert counts[:3] == [2, 3, 4]
     for n in counts:
         together = poisoned(n, rows, dtype=torch.float32)
-        op.linear(gpu, x[:n], weight, together, workspace, norm=norm)
+        op.linear(gpu, op.LinearInput(x[:n], norm=norm), weight, together, workspace)
         assert torch.equal(together, torch.cat(alone[:n]))
 
 
 def test_unsupported_shapes_raise(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(1, torch.bfloat16)
     with pytest.raises(ValueError, match="17 activation rows"):
-        op.linear(gpu, make.normal(17, 64), make.normal(8, 64), make.normal(17, 8), workspace)
+        op.linear(
+            gpu,
+            op.LinearInput(make.normal(17, 64)),
+            make.normal(8, 64),
+            make.normal(17, 8),
+            workspace,
+        )
     with pytest.raises(ValueError, match="does not take"):
-        op.linear(gpu, make.normal(1, 63), make.normal(8, 63), make.normal(1, 8), workspace)
+        op.linear(
+            gpu,
+            op.LinearInput(make.normal(1, 63)),
+            make.normal(8, 63),
+            make.normal(1, 8),
+            workspace,
+        )
     with pytest.raises(ValueError, match="out must be"):
-        op.linear(gpu, make.normal(1, 64), make.normal(8, 64), make.normal(1, 9), workspace)
+        op.linear(
+            gpu,
+            op.LinearInput(make.normal(1, 64)),
+            make.normal(8, 64),
+            make.normal(1, 9),
+            workspace,
+        )

@@ -92,7 +92,11 @@ def test_residual(gpu: Gpu, dtype: torch.dtype, m: int, k: int, n: int) -> None:
     for turn in range(REPEATS):
         stream = torch.zeros(n, m, device=gpu.device)
         op.linear_residual(
-            gpu, x, weight, stream, workspace, bias=bias, changes=sets.turns[turn % 2]
+            gpu,
+            op.LinearInput(x, bias=bias, changes=sets.turns[turn % 2]),
+            weight,
+            stream,
+            workspace,
         )
         found.append(stream)
     for stream in found:
@@ -113,7 +117,9 @@ def test_after_a_norm(gpu: Gpu, workspace: Workspace, dtype: torch.dtype, n: int
     for turn in range(REPEATS):
         out = poisoned(n, m, dtype=torch.float32)
         norm = Norm(scale, EPS, weight_offset=1.0)
-        op.linear(gpu, x, weight, out, workspace, norm=norm, changes=sets.turns[turn % 2])
+        op.linear(
+            gpu, op.LinearInput(x, norm=norm, changes=sets.turns[turn % 2]), weight, out, workspace
+        )
         expected = normed @ weight.double().T + sets.of(normed)
         assert_close(out, expected, tolerance(dtype, normed=True))
 
@@ -130,10 +136,12 @@ def test_gate_and_up(gpu: Gpu, workspace: Workspace, dtype: torch.dtype, n: int)
     for turn in range(REPEATS):
         out = poisoned(n, inner, dtype=dtype)
         op.linear_act_and_mul(
-            *(gpu, x, weight, out, workspace),
-            norm=Norm(scale, EPS),
+            gpu,
+            op.LinearInput(x, norm=Norm(scale, EPS), changes=sets.turns[turn % 2]),
+            weight,
+            out,
+            workspace,
             activation="silu",
-            changes=sets.turns[turn % 2],
         )
         assert_close(out, torch.nn.functional.silu(gate) * up, tolerance(dtype, normed=True))
 
@@ -169,10 +177,12 @@ def test_queries_keys_and_values(
         queries = poisoned(n, heads, head_dim, dtype=dtype)
         rope = RopeCache(cos_sin, positions, slots, cache, heads)
         op.linear_rope_cache(
-            *(gpu, x, weight, queries, workspace),
-            norm=Norm(scale, EPS),
+            gpu,
+            op.LinearInput(x, norm=Norm(scale, EPS), changes=sets.turns[turn % 2]),
+            weight,
+            queries,
+            workspace,
             rope=rope,
-            changes=sets.turns[turn % 2],
         )
         assert_close(queries, rotated[:, :heads], tolerance(dtype, normed=True))
         stored = cache[slots // block_size, :, slots % block_size]
@@ -198,7 +208,9 @@ def test_packed_weights(
     expected = x.double() @ weight.T + sets.of(x)
     for turn in range(REPEATS):
         stream = torch.zeros(n, m, device=gpu.device)
-        op.linear_residual(gpu, x, matrix, stream, workspace, changes=sets.turns[turn % 2])
+        op.linear_residual(
+            gpu, op.LinearInput(x, changes=sets.turns[turn % 2]), matrix, stream, workspace
+        )
         assert_close(stream, expected, 2.0**-12)
 
 
@@ -209,4 +221,4 @@ def test_sizes_are_checked(gpu: Gpu, workspace: Workspace) -> None:
     wide = RowChanges(changes.table, changes.sets, changes.narrow, changes.next_narrow, 776)
     out = torch.zeros(1, 64, device=gpu.device)
     with pytest.raises(ValueError, match="by rank 776"):
-        op.linear_residual(gpu, x, weight, out, workspace, changes=wide)
+        op.linear_residual(gpu, op.LinearInput(x, changes=wide), weight, out, workspace)

@@ -66,10 +66,10 @@ def test_matmul_with_bias(
     x, bias = make.normal(n, k), make.normal(rows)
     expected = x.double() @ meant.T + bias.double()
     out = poisoned(n, rows, dtype=dtype)
-    op.linear(gpu, x, weight, out, workspace, bias=bias)
+    op.linear(gpu, op.LinearInput(x, bias=bias), weight, out, workspace)
     assert_close(out, expected, tolerance(dtype))
     wide = poisoned(n, rows, dtype=torch.float32)
-    op.linear(gpu, x, weight, wide, workspace, bias=bias)
+    op.linear(gpu, op.LinearInput(x, bias=bias), weight, wide, workspace)
     assert_close(wide, expected, sums(scheme, dtype, n))
 
 
@@ -85,7 +85,7 @@ def test_error_of_each_weight_row(
     x[:, 77] *= 300
     x[:, 1279] *= 100
     out = poisoned(n, 72, dtype=torch.float32)
-    op.linear(gpu, x, weight, out, workspace)
+    op.linear(gpu, op.LinearInput(x), weight, out, workspace)
     expected = x.double() @ meant.T
     # The worst case: 15 bits of the largest element for int8 planes, otherwise fp32's 24 bits.
     bits = 15 if uses_int8_planes(scheme, dtype, n) else 21
@@ -107,7 +107,9 @@ def test_norm_before_the_matmul(
         pytest.skip("too large")
     x, scale = make.normal(n, k, dtype=torch.float32, scale=50), make.normal(k)
     out = poisoned(n, rows, dtype=torch.float32)
-    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, weight_offset=1.0))
+    op.linear(
+        gpu, op.LinearInput(x, norm=Norm(scale, EPS, weight_offset=1.0)), weight, out, workspace
+    )
     expected = rms_norm(x, scale.double() + 1) @ meant.T
     assert_close(out, expected, tolerance(dtype, normed=True))
 
@@ -130,7 +132,7 @@ def test_residual_add_is_exact_and_repeatable(
     found = []
     for _ in range(3):  # the counters must be as they were
         stream = residual.clone()
-        op.linear_residual(gpu, x, weight, stream, workspace, bias=bias)
+        op.linear_residual(gpu, op.LinearInput(x, bias=bias), weight, stream, workspace)
         assert_close(stream, expected, sums(scheme, dtype, n))
         found.append(stream)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -145,7 +147,7 @@ def test_send_to_peer_buffers(
     make = Inputs(rows + n, dtype)
     weight, meant = packed(make, scheme, group, rows, k)
     x, buffers = make.normal(n, k), peer_buffers(3, n * rows)
-    op.linear_send(gpu, x, weight, buffers[1], Workspace(gpu, rows))
+    op.linear_send(gpu, op.LinearInput(x), weight, buffers[1], Workspace(gpu, rows))
     for buffer in buffers:
         assert_close(buffer.own[1].view(n, rows), x.double() @ meant.T, sums(scheme, dtype, n))
 
@@ -174,7 +176,12 @@ def test_act_and_mul(
     }[activation]
     out = poisoned(n, inner, dtype=dtype)
     op.linear_act_and_mul(
-        gpu, x, weight, out, workspace, norm=Norm(scale, EPS), activation=activation, bias=bias
+        gpu,
+        op.LinearInput(x, norm=Norm(scale, EPS), bias=bias),
+        weight,
+        out,
+        workspace,
+        activation=activation,
     )
     assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
 
@@ -206,7 +213,12 @@ def test_rope_and_cache_write(
     queries = poisoned(n, heads, head_dim, dtype=dtype)
     rope = RopeCache(cos_sin, positions, slots, cache, heads)
     op.linear_rope_cache(
-        gpu, x, weight, queries, workspace, norm=Norm(scale, EPS), rope=rope, bias=bias
+        gpu,
+        op.LinearInput(x, norm=Norm(scale, EPS), bias=bias),
+        weight,
+        queries,
+        workspace,
+        rope=rope,
     )
 
     qkv = (rms_norm(x, scale) @ meant.T + bias.double()).view(n, -1, head_dim)
@@ -240,13 +252,11 @@ def test_some_heads_equal_all_heads(
             rows = slice(first * head_dim, end * head_dim)
             op.linear_rope_cache(
                 gpu,
-                x,
+                op.LinearInput(x, norm=Norm(scale, EPS), bias=bias[rows]),
                 weight.rows(rows.start, rows.stop),
                 queries,
                 workspace,
-                norm=Norm(scale, EPS),
                 rope=rope,
-                bias=bias[rows],
                 first_head=first,
             )
         return queries, cache.nan_to_num(7.0)
@@ -256,7 +266,12 @@ def test_some_heads_equal_all_heads(
     rope = RopeCache(cos_sin, positions, slots, poisoned(50, 4, 16, 64, dtype=x.dtype), heads)
     with pytest.raises(ValueError, match="whole heads"):
         op.linear_rope_cache(
-            gpu, x, weight.rows(0, 64), x, workspace, norm=Norm(scale, EPS), rope=rope
+            gpu,
+            op.LinearInput(x, norm=Norm(scale, EPS)),
+            weight.rows(0, 64),
+            x,
+            workspace,
+            rope=rope,
         )
 
 
@@ -274,7 +289,7 @@ def test_row_does_not_depend_on_other_rows(
     for n in range(2, 17):
         out = poisoned(n, 120, dtype=torch.float32)
         if linear_fits(gpu, n, weight):
-            op.linear(gpu, x[:n], weight, out, workspace, norm=norm)
+            op.linear(gpu, op.LinearInput(x[:n], norm=norm), weight, out, workspace)
             found.append(out)
     assert len(found) > 4
     for out in found:
@@ -282,7 +297,7 @@ def test_row_does_not_depend_on_other_rows(
     if not uses_int8_planes(scheme, dtype, 1) and not (scheme == "INT4" and normed):
         for i in range(2):
             single = poisoned(1, 120, dtype=torch.float32)
-            op.linear(gpu, x[i : i + 1], weight, single, workspace, norm=norm)
+            op.linear(gpu, op.LinearInput(x[i : i + 1], norm=norm), weight, single, workspace)
             assert torch.equal(single, found[0][i : i + 1])
 
 
@@ -290,14 +305,16 @@ def test_unsupported_shapes_raise(gpu: Gpu, workspace: Workspace, scheme: str, g
     make = Inputs(1, torch.bfloat16)
     weight, _ = packed(make, scheme, group, 8, 128)
     with pytest.raises(ValueError, match="17 activation rows"):
-        op.linear(gpu, make.normal(17, 128), weight, make.normal(17, 8), workspace)
+        op.linear(gpu, op.LinearInput(make.normal(17, 128)), weight, make.normal(17, 8), workspace)
     with pytest.raises(ValueError, match="does not take"):  # half of 24 rows: no whole tiles
         three, _ = packed(make, scheme, group, 24, 128)
         wide, norm = make.normal(1, 128, dtype=torch.float32), Norm(make.normal(128), EPS)
         out = make.normal(1, 12)
-        op.linear_act_and_mul(gpu, wide, three, out, workspace, norm=norm, activation="silu")
+        op.linear_act_and_mul(
+            gpu, op.LinearInput(wide, norm=norm), three, out, workspace, activation="silu"
+        )
     with pytest.raises(ValueError, match="x must be"):
-        op.linear(gpu, make.normal(1, 256), weight, make.normal(1, 8), workspace)
+        op.linear(gpu, op.LinearInput(make.normal(1, 256)), weight, make.normal(1, 8), workspace)
     with pytest.raises(ValueError, match="columns"):
         if scheme == "INT4":
             codes = make.integers(0, 256, 8, 40, dtype=torch.uint8)

@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.layout import linear_fits
-from swiftchat.cuda.ops.linear.linear import Norm, Workspace, linear, linear_residual
+from swiftchat.cuda.ops.linear.linear import LinearInput, Norm, Workspace, linear, linear_residual
 from swiftchat.cuda.ops.linear.quantize import dequantize
 from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.kernels.packed_matrices import packed
@@ -45,16 +45,16 @@ def test_padded_groups(
     gain = make.normal(k)
     before = make.normal(n, 200, dtype=torch.float32)
     residual = before.clone()
-    linear_residual(gpu, x, weight, residual, workspace)
+    linear_residual(gpu, LinearInput(x), weight, residual, workspace)
     expected = x.double() @ meant.T
     sums = FP32_SUMS if dtype == torch.float32 or n > 1 else INT8_PLANES
     assert_close(residual - before, expected, 4 * sums)
     if not linear_fits(gpu, n, weight):
         return
     out = poisoned(n, 200, dtype=torch.float32)
-    linear(gpu, x, weight, out, workspace)
+    linear(gpu, LinearInput(x), weight, out, workspace)
     assert_close(out, expected, sums)
-    linear(gpu, wide, weight, out, workspace, norm=Norm(gain, EPS))
+    linear(gpu, LinearInput(wide, norm=Norm(gain, EPS)), weight, out, workspace)
     factor = (wide.double().square().mean(-1, keepdim=True) + EPS).rsqrt()
     normed = (wide.double() * factor * gain.double()) @ meant.T
     rounding = 2 * ROUNDING[dtype] if dtype != torch.float32 else FP32_SUMS

@@ -12,7 +12,8 @@ import transformers
 from swiftchat.engine.adapters import tunings
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
-from swiftchat.engine.generation.engine import Engine, Outcome
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.generations import Outcome
 from swiftchat.errors import BadModelFile, ContextOverflow, OutOfMemory, UsageError
 from swiftchat.weights.adapters.soft_prompt import SoftPrompt
 from swiftchat.weights.architectures.parts.model import ModelConfig

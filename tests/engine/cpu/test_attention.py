@@ -12,6 +12,7 @@ from torch import Tensor
 from swiftchat.engine.cpu.native import AttentionOp, KVFormat, OpHeader, RowSet
 from swiftchat.engine.cpu.program import SpanRows
 from swiftchat.engine.model.int5_kv import rotate_heads
+from tests.support.cases import each_case
 from tests.support.native.kv import NativeKV
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
@@ -216,7 +217,7 @@ CASES = {
 
 
 @each_variant
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_cases(variant: str, name: str) -> None:
     CASES[name].check(variant)
 
@@ -276,14 +277,14 @@ def test_random_batches(data: st.DataObject) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("num_threads", [1, 3, 8])
+@each_case("num_threads", [1, 3, 8])
 def test_threads(variant: str, num_threads: int) -> None:
     # The order of a row's sums does not depend on who computes them.
     assert torch.equal(Case(MIXED).run(variant, num_threads), Case(MIXED).run(variant))
 
 
 @each_variant
-@pytest.mark.parametrize("span", [SpanCase(1, 800), SpanCase(2, 300), SpanCase(90, 200)])
+@each_case("span", [SpanCase(1, 800), SpanCase(2, 300), SpanCase(90, 200)])
 def test_rows_do_not_depend_on_other_rows(variant: str, span: SpanCase) -> None:
     # With 40 more decode rows contexts are not split, and with more queries tiles are larger.
     others = tuple(SpanCase(1, 30) for _ in range(40))
@@ -294,7 +295,7 @@ def test_rows_do_not_depend_on_other_rows(variant: str, span: SpanCase) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [8, 60])
+@each_case("num_rows", [8, 60])
 def test_prefill_agrees_with_decode(variant: str, num_rows: int) -> None:
     case = Case(one(num_rows, 320))
     inputs = case.inputs()
@@ -306,8 +307,8 @@ def test_prefill_agrees_with_decode(variant: str, num_rows: int) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 40])
-@pytest.mark.parametrize("kv", KVFormat)
+@each_case("num_rows", [1, 40])
+@each_case("kv", KVFormat)
 def test_nan_stays_visible(variant: str, num_rows: int, kv: KVFormat) -> None:
     case = Case(one(num_rows, 100), kv=kv)
     inputs = case.inputs()

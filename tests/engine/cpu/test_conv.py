@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.cpu.native import Activation, ConvOp, OpHeader, RowSet
+from tests.support.cases import each_case
 from tests.support.native import states as native_states
 from tests.support.native.ops import each_variant, run_ops
 from tests.support.native.states import PARTS, Part
@@ -101,7 +101,7 @@ CASES = {
 
 
 @each_variant
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_outputs_and_states(variant: str, name: str) -> None:
     case = CASES[name]
     x = case.rows(PARTS)
@@ -132,7 +132,7 @@ def test_neither_chunks_nor_threads_change_a_bit(variant: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("name", ["with columns around", "gated", "longer than the sequences"])
+@each_case("name", ["with columns around", "gated", "longer than the sequences"])
 def test_states_after_each_token_are_kept(variant: str, name: str) -> None:
     case, parts = CASES[name], native_states.VERIFIED
 

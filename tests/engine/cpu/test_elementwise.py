@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from swiftchat.engine.cpu.native import (
     SoftcapOp,
 )
 from swiftchat.engine.reference.activations import ACTIVATIONS
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 TOKENS = OpHeader(row_set=RowSet.TOKENS)
@@ -29,7 +29,7 @@ def inputs(rows: int, width: int, scale: float = 3.0) -> Tensor:
 
 
 @each_variant
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@each_case("name", ACTIVATIONS)
 def test_activations(variant: str, name: str) -> None:
     # Beyond 3 the error of erfc grows with the square, as that of its argument.
     x = torch.cat([torch.linspace(-30, 30, 4001), torch.linspace(-1e-3, 1e-3, 100)]).view(1, -1)
@@ -54,7 +54,7 @@ def exact_activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 @each_variant
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@each_case("name", ACTIVATIONS)
 def test_activations_of_nan_and_infinity(variant: str, name: str) -> None:
     x = torch.tensor([[torch.nan, torch.inf, 0.0, -300.0]])
     op = ActAndMulOp(header=TOKENS, x=0, out=0, activation=Activation[name.upper()])
@@ -64,13 +64,10 @@ def test_activations_of_nan_and_infinity(variant: str, name: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("limit", [0.0, 2.5])
-@pytest.mark.parametrize("scale", [0.0, 0.7])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_act_and_mul(
-    variant: str, shape: tuple[int, int], scale: float, limit: float, interleaved: bool
-) -> None:
+@each_case("limit", [0.0, 2.5])
+@each_case("scale", [0.0, 0.7])
+@each_case("shape", SHAPES)
+def test_act_and_mul(variant: str, shape: tuple[int, int], scale: float, limit: float) -> None:
     rows, width = shape
     x = inputs(rows, 2 * width)
     op = ActAndMulOp(
@@ -79,14 +76,12 @@ def test_act_and_mul(
         out=1,
         activation=Activation.SILU,
         gated=1,
-        interleaved=interleaved,
         gate_limit=limit,
         gate_scale=scale,
     )
     widths = [(RowSet.TOKENS, 2 * width), (RowSet.TOKENS, width)]
     found = run_ops(variant, [op], widths, {0: x}, run_inputs(rows))[1]
-    wide = x.double()
-    gate, up = (wide[:, 0::2], wide[:, 1::2]) if interleaved else wide.chunk(2, 1)
+    gate, up = x.double().chunk(2, 1)
     if limit:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
     expected = torch.nn.functional.silu(gate * (scale or 1.0)) * up
@@ -94,7 +89,7 @@ def test_act_and_mul(
 
 
 @each_variant
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("shape", SHAPES)
 def test_add_scaled(variant: str, shape: tuple[int, int]) -> None:
     x, out = inputs(*shape), inputs(shape[0], shape[1], 1.0)
     op = AddScaledOp(header=TOKENS, x=0, out=1, alpha=0.5, beta=0.22)

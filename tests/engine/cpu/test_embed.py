@@ -1,10 +1,10 @@
 """Embedding rows of every format of matrices against torch."""
 
-import pytest
 import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.native import EmbedOp, Matrix, OpHeader, RowSet
+from tests.support.cases import each_case
 from tests.support.native.ops import FORMATS, each_variant, float_matrix, run_inputs, run_ops
 from tests.support.native.tiles import LAYOUTS, Layout, random_tiles
 
@@ -16,7 +16,7 @@ def embed(variant: str, table: Matrix, ids: list[int], **fields: object) -> Tens
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", FORMATS)
+@each_case("dtype", FORMATS)
 def test_float_tables(variant: str, dtype: torch.dtype) -> None:
     table = torch.randn(99, 130, generator=torch.Generator().manual_seed(0)).to(dtype)
     table[5, :3] = torch.nan
@@ -47,7 +47,7 @@ def test_a_second_table_with_fewer_rows(variant: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_case("layout", LAYOUTS)
 def test_tiled_tables(variant: str, layout: Layout) -> None:
     tiles = random_tiles(layout, 37, 100, seed=layout.group_cols)
     ids = [36, 0, 15, 16, 17, 31]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swiftchat.engine.cpu.native import TILE_ROWS, Matrix
+from tests.support.cases import each_case
 from tests.support.native.libraries import load
 from tests.support.native.matmuls import (
     MAX_GEMV_VECTORS,
@@ -133,7 +134,7 @@ def test_gemv_of_one_vector_and_of_some_rows_gives_the_same_bits(
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_gemm_of_some_tiles_and_of_some_vectors_gives_the_same_bits(
     variant: str, dtype: torch.dtype
 ) -> None:

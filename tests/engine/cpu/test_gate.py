@@ -1,9 +1,9 @@
 """Columns without the gates, gated rows and products of columns, against torch in fp64."""
 
-import pytest
 import torch
 
 from swiftchat.engine.cpu.native import DropColumnsOp, GateOp, OpHeader, RowSet
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 HEADER = OpHeader(row_set=RowSet.TOKENS)
@@ -16,7 +16,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 @each_variant
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("shape", SHAPES)
 def test_columns_are_dropped(variant: str, shape: tuple[int, int, int, int]) -> None:
     rows, before, dropped, after = shape
     x = random(rows, before + dropped + after)
@@ -28,7 +28,7 @@ def test_columns_are_dropped(variant: str, shape: tuple[int, int, int, int]) -> 
 
 
 @each_variant
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("shape", SHAPES)
 def test_rows_are_gated(variant: str, shape: tuple[int, int, int, int]) -> None:
     rows, before, width, after = shape
     scores, out = random(rows, before + width + after), random(rows, width)
@@ -42,7 +42,7 @@ def test_rows_are_gated(variant: str, shape: tuple[int, int, int, int]) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("shape", SHAPES)
 def test_rows_are_multiplied(variant: str, shape: tuple[int, int, int, int]) -> None:
     rows, before, width, after = shape
     factors, out = random(rows, before + width + after), random(rows, width)

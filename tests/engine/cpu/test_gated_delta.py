@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant
 from tests.support.native.scans import (
     ScanCase,
@@ -91,7 +91,7 @@ CASES = {
 
 
 @each_variant
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_outputs_and_states(variant: str, name: str) -> None:
     assert_close_to_reference(CASES[name], variant, state_atol=1e-5)
 

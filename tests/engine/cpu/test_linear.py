@@ -5,7 +5,6 @@ from ctypes import POINTER, cast
 from dataclasses import dataclass
 from functools import lru_cache
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +22,7 @@ from swiftchat.engine.cpu.native import (
     OpHeader,
     RowSet,
 )
+from tests.support.cases import each_case
 from tests.support.native.ops import (
     aligned,
     each_variant,
@@ -187,16 +187,16 @@ def activate(activation: Activation, x: Tensor) -> Tensor:
 
 
 @each_variant
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 8, 9, 40])
+@each_case("kind", KINDS)
+@each_case("num_rows", [1, 2, 5, 8, 9, 40])
 def test_one_matrix(variant: str, num_rows: int, kind: Kind) -> None:
     for rows, cols in ((1, 1), (37, 33), (530, 80), (64, 257)):
         Linear([random_part(kind, rows, cols)]).check(variant, num_rows)
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 3, 20])
-@pytest.mark.parametrize("kind", [INT4, INT8_16, torch.bfloat16])
+@each_case("num_rows", [1, 3, 20])
+@each_case("kind", [INT4, INT8_16, torch.bfloat16])
 def test_parts_of_any_height(variant: str, kind: Kind, num_rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     parts = [random_part(kind, rows, 96, rows) for rows in (48, 7, 130, 16, 1)]
@@ -205,7 +205,7 @@ def test_parts_of_any_height(variant: str, kind: Kind, num_rows: int) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 8, 30])
+@each_case("num_rows", [1, 8, 30])
 def test_parts_of_different_formats(variant: str, num_rows: int) -> None:
     kinds: list[Kind] = [INT4_MINIMUM, torch.bfloat16, INT8_16, torch.float32]
     parts = [
@@ -218,10 +218,10 @@ def test_parts_of_different_formats(variant: str, num_rows: int) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 7, 33])
-@pytest.mark.parametrize("kind", [INT4, torch.float32])
-@pytest.mark.parametrize("norm_kind", list(NormKind))
-@pytest.mark.parametrize(
+@each_case("num_rows", [1, 7, 33])
+@each_case("kind", [INT4, torch.float32])
+@each_case("norm_kind", list(NormKind))
+@each_case(
     ("epilogue", "activation"),
     [
         (Epilogue.STORE, Activation.NONE),
@@ -248,9 +248,9 @@ def test_epilogues(
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 6, 25])
-@pytest.mark.parametrize("kind", [INT8, torch.bfloat16])
-@pytest.mark.parametrize("norm_kind", [NormKind.NONE, NormKind.RMS])
+@each_case("num_rows", [1, 6, 25])
+@each_case("kind", [INT8, torch.bfloat16])
+@each_case("norm_kind", [NormKind.NONE, NormKind.RMS])
 def test_added_to_its_own_input(
     variant: str, norm_kind: NormKind, kind: Kind, num_rows: int
 ) -> None:
@@ -268,8 +268,8 @@ def test_added_to_its_own_input(
 
 
 @each_variant
-@pytest.mark.parametrize("kind", [INT4, INT8_16])
-@pytest.mark.parametrize("num_rows", [1, 12])
+@each_case("kind", [INT4, INT8_16])
+@each_case("num_rows", [1, 12])
 def test_exact(variant: str, kind: Kind, num_rows: int) -> None:
     for rows, cols in ((530, 80), (37, 257)):
         Linear([random_part(kind, rows, cols)], exact=True).check(variant, num_rows)
@@ -299,7 +299,7 @@ def test_any_shape(
 
 
 @each_variant
-@pytest.mark.parametrize("kind", [INT4, INT4_MINIMUM, INT8_16])
+@each_case("kind", [INT4, INT4_MINIMUM, INT8_16])
 def test_quantized_results_do_not_depend_on_batch_and_threads(variant: str, kind: Kind) -> None:
     """GEMV and GEMM, alone or among others, on any number of threads: the same bits."""
     generator = torch.Generator().manual_seed(5)
@@ -316,7 +316,7 @@ def test_quantized_results_do_not_depend_on_batch_and_threads(variant: str, kind
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 12])
+@each_case("num_rows", [1, 12])
 def test_rows_of_logits(variant: str, num_rows: int) -> None:
     linear = Linear([random_part(INT8, 70, 64)])
     x = torch.randn(num_rows, 64, generator=torch.Generator().manual_seed(6))

@@ -27,7 +27,7 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, PACKABLE_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from swiftchat.weights.quantization.scheme import Mxfp4Experts
+from swiftchat.weights.quantization.scheme import Mxfp4
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf.models import write_case
@@ -92,7 +92,7 @@ def test_quantized_formats(name: str, tmp_path: Path) -> None:
     assert_equal_weights(weights, loaded(tmp_path / "in", plain))
     down = weights.layers[0].down
     tiled = isinstance(down, NativeWeight) and isinstance(down.matrices[0], TiledMatrix)
-    assert tiled == (name in ("awq", "compressed-int4", "compressed-w8a8"))
+    assert tiled == (name in ("awq", "compressed-int4", "compressed-w8a8", "compressed-mxfp4"))
 
 
 @pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
@@ -124,47 +124,56 @@ def test_converting_blocks_without_a_scheme(type_name: str, tmp_path: Path) -> N
         assert not ours.is_quantized and torch.equal(values(ours), values(theirs))
 
 
-def _mxfp4_model(folder: Path) -> Path:
-    """Write a tiny GPT-OSS with experts in MXFP4; return its directory."""
+def _gpt_oss(folder: Path, type_name: str = "MXFP4") -> Path:
+    """Write a tiny GPT-OSS with blocks of this type; return its directory."""
     tiny.make("gpt-oss", folder / "theirs", hidden_size=64, intermediate_size=96)
-    kind = GGMLQuantizationType.MXFP4
+    kind = GGMLQuantizationType[type_name]
     write_case("gpt-oss", folder / "model.gguf", folder / "theirs", raw_type=kind)
     return gguf_directory.of_file(folder / "model.gguf", folder / "in", "bfloat16")
 
 
-def test_experts_in_mxfp4_stay_quantized(tmp_path: Path) -> None:
-    """GPT-OSS's, in groups of 32 with a power of two each, which bf16 holds without rounding."""
-    folder = _mxfp4_model(tmp_path)
-    found = loaded(folder, native(), torch.bfloat16)
-    expected = loaded(folder, TorchWeights(), torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("type_name", "values"), [("MXFP4", "mxfp4"), ("Q8_0", "int8")])
+def test_experts_in_one_tensor_stay_quantized(
+    tmp_path: Path, dtype: torch.dtype, size: int, type_name: str, values: str
+) -> None:
+    """GPT-OSS's, exactly. The second of two ranks has columns of `down` that begin inside a group.
+
+    In MXFP4 it is published: in groups of 32 with a power of two each.
+    """
+    folder = _gpt_oss(tmp_path, type_name)
+    model = Model.open(folder)
+    shard = shard_of(model.config, size, size - 1)
+    found = loaded(folder, native(), dtype, shard)
+    expected = loaded(folder, TorchWeights(), dtype, shard)
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
         assert ours.experts is not None and theirs.experts is not None
         for expert, plain in zip(ours.experts.each, theirs.experts.each, strict=True):
             for own, wanted in ((expert.gate_up, plain.gate_up), (expert.down, plain.down)):
-                assert isinstance(own, NativeWeight) and own.is_quantized
+                assert isinstance(own, NativeWeight) and own.description.startswith(values)
                 ids = torch.arange(own.shape[0])
                 assert own.shape == wanted.shape and torch.equal(own.rows(ids), wanted.rows(ids))
-    model = Model.open(folder)
-    estimate = resident_estimate(Shard(model.config), model.checkpoint(), torch.bfloat16, CPU)
+    estimate = resident_estimate(shard, model.checkpoint(), dtype, CPU)
     assert 0.97 * estimate <= resident_bytes(found) <= 1.02 * estimate
 
 
-def test_experts_in_mxfp4_with_fp32_are_dequantized(tmp_path: Path) -> None:
-    folder = _mxfp4_model(tmp_path)
-    found = loaded(folder, native(), torch.float32)
-    for layer in found.layers:
-        assert layer.experts is not None
-        for expert in layer.experts.each:
-            assert isinstance(expert.down, NativeWeight) and not expert.down.is_quantized
-    model = Model.open(folder)
-    experts = [tensor for tensor in model.quantized_tensors.values() if tensor.packed_experts]
-    assert experts
+def test_bytes_of_experts_in_mxfp4_on_a_gpu(tmp_path: Path) -> None:
+    """A row of 64 or 96 columns takes a tile of 128 with four scales."""
+    model = Model.open(_gpt_oss(tmp_path))
     schemes = packed_schemes(model.quantized_tensors)
-    mxfp4 = {name: own for name, own in schemes.items() if own.matrix_type is Mxfp4Experts}
-    shard, num_elements = Shard(model.config), sum(math.prod(each.shape) for each in experts)
-    for item_bytes, saved in ((2, 2 - 17 / 32), (4, 0)):
-        plain = gpu_weight_bytes(shard, {}, item_bytes)
-        assert plain - gpu_weight_bytes(shard, mxfp4, item_bytes) == num_elements * saved
+    mxfp4 = {
+        name: own for name, own in schemes.items() if own.matrix_type is Mxfp4 and "experts" in name
+    }
+    shapes = [model.quantized_tensors[name].shape for name in mxfp4]
+    assert set(shapes) == {(5, 64, 192), (5, 96, 64)}
+    saved = sum(2 * math.prod(shape) - 68 * shape[0] * shape[2] for shape in shapes)
+    whole = Shard(model.config)
+    plain = gpu_weight_bytes(whole, {}, 2)
+    assert plain - gpu_weight_bytes(whole, mxfp4, 2) == saved
+    # The columns of `down` of two ranks are no whole groups.
+    half, gate_up = shard_of(model.config, 2, 0), {n: m for n, m in mxfp4.items() if "gate" in n}
+    assert gpu_weight_bytes(half, mxfp4, 2) == gpu_weight_bytes(half, gate_up, 2)
 
 
 def test_merged_blocks_of_several_types(tmp_path: Path) -> None:

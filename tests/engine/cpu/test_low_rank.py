@@ -1,16 +1,16 @@
 """Low-rank changes of the rows of a matmul against fp64."""
 
-import pytest
 import torch
 
 from swiftchat.engine.cpu.low_rank import NativeDeltas
 from swiftchat.engine.cpu.native import LowRankOp, OpHeader, RowSet
 from swiftchat.engine.linear.adapted import Delta, LowRankPart
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_have_the_changes_of_their_set(variant: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
 

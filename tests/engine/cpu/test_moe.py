@@ -3,7 +3,6 @@
 import ctypes
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
@@ -18,6 +17,7 @@ from swiftchat.engine.cpu.native import (
     OpHeader,
     RowSet,
 )
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, float_matrix, run_inputs, run_ops
 from tests.support.native.tiles import Layout, random_tiles
 
@@ -35,7 +35,6 @@ class Case:
     shared_size: int = 0
     normalized: bool = True
     gated: bool = True
-    interleaved: bool = False
     gate_limit: float = 0.0
     has_bias: bool = False
     exact: bool = False
@@ -50,9 +49,10 @@ CASES = {
     "int4": Case(Format.INT4, Format.INT4),
     "int4 and int8, shared expert": Case(Format.INT4, Format.INT8, shared_size=72),
     "float and int8": Case(Format.BF16, Format.INT8, shared_size=24),
-    "clamped, biases, interleaved": Case(
-        Format.INT4, Format.INT4, interleaved=True, gate_limit=1.5, has_bias=True, shared_size=33
+    "clamped, biases": Case(
+        Format.INT4, Format.INT4, gate_limit=1.5, has_bias=True, shared_size=33
     ),
+    "mxfp4": Case(Format.MXFP4, Format.MXFP4, gate_limit=1.5, has_bias=True),
     "exact": Case(Format.INT4, Format.INT8, shared_size=48, exact=True, has_bias=True),
     "many experts": Case(Format.INT8, Format.BF16, num_experts=65, experts_per_token=7),
     "a router with its own input, scaled experts": Case(router_input=True, scaled=True),
@@ -97,7 +97,6 @@ class Layer:
             act=ActAndMulOp(
                 activation=Activation.SILU,
                 gated=case.gated,
-                interleaved=case.interleaved,
                 gate_limit=case.gate_limit,
             ),
             router=router,
@@ -114,8 +113,9 @@ class Layer:
 
     def _matrix(self, format: Format, rows: int, cols: int) -> tuple[Tensor, Matrix]:
         """Return the fp64 values of a random matrix and its description."""
-        if format in (Format.INT4, Format.INT8):
-            tiles = random_tiles(Layout(format, 32, True), rows, cols, len(self._keep))
+        if format in (Format.INT4, Format.INT8, Format.MXFP4):
+            layout = Layout(format, 32, format != Format.MXFP4)
+            tiles = random_tiles(layout, rows, cols, len(self._keep))
             self._keep.append(tiles)
             return tiles.dequantized, tiles.matrix
         dtypes = {Format.F32: torch.float32, Format.F16: torch.float16, Format.BF16: torch.bfloat16}
@@ -164,10 +164,7 @@ class Layer:
         inner = linear(x, gate_up, gate_up_bias)
         if not case.gated:
             return linear(silu(inner), down, down_bias)
-        if case.interleaved:
-            gate, up = inner[..., 0::2], inner[..., 1::2]
-        else:
-            gate, up = inner.chunk(2, -1)
+        gate, up = inner.chunk(2, -1)
         if case.gate_limit:
             gate, up = (
                 gate.clamp(max=case.gate_limit),
@@ -183,8 +180,8 @@ def compute(variant: str, layer: Layer, x: Tensor, num_threads: int = 2) -> Tens
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 40])
-@pytest.mark.parametrize("name", CASES)
+@each_case("num_rows", [1, 2, 7, 40])
+@each_case("name", CASES)
 def test_moe(variant: str, name: str, num_rows: int) -> None:
     layer = Layer(CASES[name])
     generator = torch.Generator().manual_seed(num_rows)

@@ -19,6 +19,7 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8,
 )
+from tests.support.cases import each_case
 from tests.support.gguf.blocks import random_blocks
 from tests.support.native.ops import each_variant, pool
 
@@ -67,14 +68,14 @@ def assert_matmul(weight: NativeWeight, matrix: Tensor, dtype: torch.dtype) -> N
 
 
 @each_variant
-@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+@each_case("type_name", sorted(BLOCK_TYPES))
 def test_matmul_of_blocks(variant: str, type_name: str) -> None:
     for dtype in UNITS:
         assert_matmul(*block_weight(factory(variant), type_name, dtype), dtype)
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_plain_matrices_are_not_copied(variant: str, dtype: torch.dtype) -> None:
     tensor = torch.randn(33, 96).to(dtype)
     weight = factory(variant).plain(tensor)
@@ -108,8 +109,8 @@ def random_fp8(rows: int, columns: int, seed: int, groups: int = 1) -> tuple[Flo
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", UNITS)
-@pytest.mark.parametrize(("columns", "groups"), [(64, 1), (288, 9), (384, 3), (672, 7)])
+@each_case("dtype", UNITS)
+@each_case(("columns", "groups"), [(64, 1), (288, 9), (384, 3), (672, 7)])
 def test_fp8_with_scales_of_rows_and_groups(
     variant: str, dtype: torch.dtype, columns: int, groups: int
 ) -> None:
@@ -144,7 +145,7 @@ def test_int8_with_scales_of_rows(variant: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+@each_case("type_name", sorted(BLOCK_TYPES))
 def test_rows_of_a_table(variant: str, type_name: str) -> None:
     """In fp32 exactly, apart from the rounding of scale * value + minimum."""
     ids = torch.tensor([52, 0, 17, 17, 31])

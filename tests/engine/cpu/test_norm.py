@@ -1,16 +1,16 @@
 """Norms against torch in fp64."""
 
-import pytest
 import torch
 from torch.nn.functional import layer_norm, rms_norm
 
 from swiftchat.engine.cpu.native import NormKind, NormOp, OpHeader, RowSet
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, norm, run_inputs, run_ops
 
 
 @each_variant
-@pytest.mark.parametrize(("rows", "groups", "width"), [(1, 35, 256), (70, 3, 33), (5, 1, 12)])
-@pytest.mark.parametrize("accumulate", [0, 1])
+@each_case(("rows", "groups", "width"), [(1, 35, 256), (70, 3, 33), (5, 1, 12)])
+@each_case("accumulate", [0, 1])
 def test_groups(variant: str, rows: int, groups: int, width: int, accumulate: int) -> None:
     generator = torch.Generator().manual_seed(width)
     x, delta = torch.randn(2, rows, groups * width, generator=generator)
@@ -32,9 +32,9 @@ def test_groups(variant: str, rows: int, groups: int, width: int, accumulate: in
 
 
 @each_variant
-@pytest.mark.parametrize("kind", [NormKind.RMS, NormKind.LAYER])
-@pytest.mark.parametrize("placement", ["out", "in place", "added", "added in place"])
-@pytest.mark.parametrize("shape", [(1, 576), (5, 33), (40, 257), (3, 5001), (2, 1)])
+@each_case("kind", [NormKind.RMS, NormKind.LAYER])
+@each_case("placement", ["out", "in place", "added", "added in place"])
+@each_case("shape", [(1, 576), (5, 33), (40, 257), (3, 5001), (2, 1)])
 def test_norm(variant: str, shape: tuple[int, int], placement: str, kind: NormKind) -> None:
     rows, width = shape
     generator = torch.Generator().manual_seed(width)

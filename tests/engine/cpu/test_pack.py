@@ -22,10 +22,12 @@ from swiftchat.weights.quantization.scheme import (
     slice_blocks,
     slice_matrix,
 )
+from tests.support.cases import each_case
 from tests.support.gguf.blocks import random_blocks, set_scales
 from tests.support.native.guarded import before_guard_page
 from tests.support.native.libraries import load
 from tests.support.native.ops import each_variant
+from tests.support.native.tiles import DOUBLE_E2M1
 
 Doubles = npt.NDArray[np.float64]
 
@@ -40,12 +42,16 @@ def unpack(matrix: TiledMatrix) -> Doubles:
     for i in range(1 + layout.has_minimum if layout.group_cols else 0):
         part = np.ascontiguousarray(tiles[:, i * table_bytes : (i + 1) * table_bytes])
         groups = -(-layout.cols // layout.group_cols)
-        numbers = part.view(np.float32 if layout.wide_tables else np.float16)
+        if layout.values == "mxfp4":
+            numbers = np.ldexp(1.0, part.astype(np.int32) - 127)
+        else:
+            numbers = part.view(np.float32 if layout.wide_tables else np.float16)
         table = numbers[:, : 16 * groups].reshape(-1, groups, 16).transpose(0, 2, 1)
-        assert not table.reshape(-1, groups)[rows:].any()
+        missing = 2.0**-127 if layout.values == "mxfp4" else 0
+        assert (table.reshape(-1, groups)[rows:] == missing).all()
         tables.append(table.reshape(-1, groups)[:rows].astype(np.float64))
     values = tiles[:, (1 + layout.has_minimum) * table_bytes :]
-    if layout.value_bits == 4:
+    if layout.values != "int8":
         quarters = values.reshape(len(tiles), -1, 1, 4, 16, 4)
         split = np.concatenate([quarters & 15, quarters >> 4], 2).astype(np.float64)
     else:
@@ -54,8 +60,10 @@ def unpack(matrix: TiledMatrix) -> Doubles:
     wide = split.transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * 16, -1)
     assert not wide[rows:].any() and not wide[:, layout.cols :].any()
     weights: Doubles = wide[:rows, : layout.cols]
-    if layout.value_bits == 4 and not layout.has_minimum:
+    if layout.values == "int4" and not layout.has_minimum:
         weights = weights - 8
+    if layout.values == "mxfp4":
+        weights = DOUBLE_E2M1.numpy()[weights.astype(int)] / 2
     expanded = [np.repeat(table, layout.group_cols, 1)[:, : layout.cols] for table in tables]
     if expanded:
         weights = weights * expanded[0]
@@ -93,7 +101,7 @@ def term_sizes(expected: Doubles) -> Doubles:
 
 
 @each_variant
-@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+@each_case("type_name", sorted(BLOCK_TYPES))
 def test_tiles_of_blocks_equal_dequantized_blocks(variant: str, type_name: str) -> None:
     """Exactly apart from one rounding of scale * value + minimum in fp32, in the reference."""
     blocks = random_blocks(type_name, 37, 512)
@@ -172,7 +180,7 @@ def test_scales_that_are_not_finite_are_an_error(type_name: str, value: float) -
 
 
 @each_variant
-@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+@each_case("type_name", sorted(BLOCK_TYPES))
 def test_any_bytes_are_packed_or_rejected(variant: str, type_name: str) -> None:
     kind = ggml_dequantize.BLOCK_TYPES[type_name]
     rng = np.random.default_rng(1)
@@ -225,8 +233,8 @@ def assert_packed(matrix: Int4 | Int8 | Int8Groups, variant: str = "plain") -> T
 
 
 @each_variant
-@pytest.mark.parametrize("zero_points", ["centered", "integers", "fractions"])
-@pytest.mark.parametrize(
+@each_case("zero_points", ["centered", "integers", "fractions"])
+@each_case(
     ("columns", "group_size", "group_cols"),
     [
         *((96, 32, 32), (256, 128, 128), (96, 48, 16), (80, 16, 16), (64, 64, 64)),
@@ -243,8 +251,8 @@ def test_int4_of_all_group_sizes(
 
 
 @each_variant
-@pytest.mark.parametrize("is_centered", [True, False])
-@pytest.mark.parametrize(("columns", "group_size"), [(96, 32), (96, 48), (45, 45), (48, 16)])
+@each_case("is_centered", [True, False])
+@each_case(("columns", "group_size"), [(96, 32), (96, 48), (45, 45), (48, 16)])
 def test_int8_groups(variant: str, columns: int, group_size: int, is_centered: bool) -> None:
     rng, groups = np.random.default_rng(2), columns // group_size
     zero_point = np.full((19, groups), 128.0) if is_centered else rng.normal(120, 30, (19, groups))
@@ -257,7 +265,7 @@ def test_int8_groups(variant: str, columns: int, group_size: int, is_centered: b
 
 
 @each_variant
-@pytest.mark.parametrize("columns", [1, 31, 32, 77])
+@each_case("columns", [1, 31, 32, 77])
 def test_int8_with_scales_of_rows(variant: str, columns: int) -> None:
     rng = np.random.default_rng(3)
     values = rng.integers(-128, 128, (35, columns), dtype=np.int8)
@@ -284,7 +292,7 @@ def test_scales_that_fp16_cannot_hold_stay_fp32() -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "Q6_K", "Q2_K"])
+@each_case("type_name", ["Q4_0", "Q4_K", "Q6_K", "Q2_K"])
 def test_reordered_rows(variant: str, type_name: str) -> None:
     blocks = random_blocks(type_name, 75, 256)
     pack = packer(variant)
@@ -317,7 +325,7 @@ def test_large_matrices_are_packed_by_several_threads(num_threads: int) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+@each_case("type_name", sorted(BLOCK_TYPES))
 def test_only_memory_of_the_blocks_and_tiles_is_used(
     variant: str, type_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +339,7 @@ def test_only_memory_of_the_blocks_and_tiles_is_used(
 
 
 @each_variant
-@pytest.mark.parametrize("columns", [2, 66, 96])
+@each_case("columns", [2, 66, 96])
 def test_only_memory_of_the_arrays_is_used(
     variant: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,12 @@ import ctypes
 from ctypes import c_void_p
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.cases import each_case
 from tests.support.native.activations import QuantizedRows
 from tests.support.native.guarded import before_guard_page
 from tests.support.native.libraries import load
@@ -95,7 +95,7 @@ def test_error_is_half_a_step(variant: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@each_case("value", [torch.nan, torch.inf, -torch.inf])
 def test_block_that_is_not_finite(variant: str, value: float) -> None:
     x = torch.ones(1, 96)
     x[0, 40] = value

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.native import KVFormat, Norm, NormKind, OpHeader, RotaryOp, RowSet
 from swiftchat.engine.model.int5_kv import rotate_heads
+from tests.support.cases import each_case
 from tests.support.native.kv import NativeKV
 from tests.support.native.ops import each_variant, norm, run_inputs, run_ops
 
@@ -187,7 +187,7 @@ CASES = {
 
 
 @each_variant
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_norms_and_rotation(variant: str, name: str) -> None:
     case = CASES[name]
     qkv = _random(case.num_rows * case.width, 1).view(case.num_rows, -1)
@@ -201,8 +201,8 @@ def test_norms_and_rotation(variant: str, name: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("values_are_keys", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 70])
+@each_case("values_are_keys", [False, True])
+@each_case("num_rows", [1, 70])
 def test_normalized_values(variant: str, values_are_keys: bool, num_rows: int) -> None:
     case = Case(
         kind=NormKind.RMS, value_norm=True, values_are_keys=values_are_keys, num_rows=num_rows
@@ -230,8 +230,8 @@ def test_queries_alone(variant: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("kv", [kv for kv in KVFormat if kv != KVFormat.INT5])
-@pytest.mark.parametrize("head_dim", [64, 50])
+@each_case("kv", [kv for kv in KVFormat if kv != KVFormat.INT5])
+@each_case("head_dim", [64, 50])
 def test_stored_values(variant: str, kv: KVFormat, head_dim: int) -> None:
     # Bitwise equal to torch's conversions and to `quantize_kv`: both round to the nearest.
     case = Case(kv=kv, head_dim=head_dim, num_rows=70, rotated=False)
@@ -250,7 +250,7 @@ def test_stored_values(variant: str, kv: KVFormat, head_dim: int) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
+@each_case("head_dim", [8, 64, 80, 128])
 def test_packed_rows(variant: str, head_dim: int) -> None:
     """Bitwise equal to `rotate_heads` and `pack_kv`."""
     case = Case(kv=KVFormat.INT5, head_dim=head_dim, num_rows=70, rotated=False)
@@ -278,8 +278,8 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 @each_variant
-@pytest.mark.parametrize("kv", KVFormat)
-@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@each_case("kv", KVFormat)
+@each_case("value", [torch.inf, -torch.inf, torch.nan])
 def test_rows_that_are_not_finite(variant: str, kv: KVFormat, value: float) -> None:
     case = Case(kv=kv, num_rows=2, rotated=False)
     qkv = _random(case.num_rows * case.width, 3).view(case.num_rows, -1)
@@ -291,7 +291,7 @@ def test_rows_that_are_not_finite(variant: str, kv: KVFormat, value: float) -> N
 
 
 @each_variant
-@pytest.mark.parametrize("num_threads", [1, 3])
+@each_case("num_threads", [1, 3])
 def test_threads(variant: str, num_threads: int) -> None:
     case = Case(kind=NormKind.RMS, num_rows=40)
     qkv = _random(case.num_rows * case.width, 1).view(case.num_rows, -1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swiftchat.engine.cpu.native import TILE_ROWS, Format
+from tests.support.cases import each_case
 from tests.support.native.activations import Activations, in_order, random_activations
 from tests.support.native.matmuls import MAX_GEMV_VECTORS, gemm_tiles, gemv_tiles
 from tests.support.native.ops import each_variant
@@ -23,7 +24,7 @@ each_kernel = pytest.mark.parametrize(
 
 @each_variant
 @each_kernel
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_case("layout", LAYOUTS)
 def test_results_are_those_of_the_order_of_sums(
     variant: str, kernel: Kernel, max_vectors: int, layout: Layout
 ) -> None:
@@ -108,7 +109,7 @@ def test_gemm_of_some_tiles_and_of_some_vectors_gives_the_same_bits(variant: str
 
 @each_variant
 @each_kernel
-@pytest.mark.parametrize(
+@each_case(
     ("layout", "byte", "weight"),
     [
         (Layout(Format.INT4, 0), 0x00, -8),

@@ -354,12 +354,12 @@ def test_capture_changes_neither_cache_nor_decode_batch(tmp_path: Path, cubins: 
     tiny.run(engine, {1: tiny.random_ids(9)}, GREEDY)
     (cache,) = engine.cache.tensors
     cache = cache.view(torch.int32)  # unwritten elements may be NaN
-    runner, before = engine.graphs.decode.runner, cache.clone()
-    state = [runner.batch.ids, runner.batch.slot_mapping, runner.batch.context_lens]
+    graphs, before = engine.graphs.decode.graphs, cache.clone()
+    state = [graphs.batch.ids, graphs.batch.slot_mapping, graphs.batch.context_lens]
     state_before = [tensor.clone() for tensor in state]
-    assert runner.batch.context_lens.any()
+    assert graphs.batch.context_lens.any()
     with torch.inference_mode():  # as in the engine
-        runner.graph(8)
+        graphs.graph(8)
     assert torch.equal(cache, before)
     assert all(map(torch.equal, state, state_before))
 

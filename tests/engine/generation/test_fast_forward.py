@@ -11,7 +11,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Finished
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.fast_forward import FastForward
+from swiftchat.engine.generation.forced_tokens import ForcedTokens
 from tests.support import tiny
 from tests.support.grammars import DIGITS, JSON, LONG, params, run, text
 from tests.support.worker_processes import WIDE
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def step_by_step(folder: Path, **config: Any) -> Engine:
     engine = tiny.engine(folder, **config)
-    engine._fast_forward.append = lambda sequence: []  # type: ignore[method-assign]
+    engine.generations.forced._fast_forward = lambda sequence: []  # type: ignore[method-assign]
     return engine
 
 
@@ -110,9 +110,10 @@ def test_logprobs_and_bans_need_every_step(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appended: list[int] = []
-    append = FastForward.append
+    append = ForcedTokens.append
     monkeypatch.setattr(
-        FastForward, "append", lambda self, s: appended.extend(ids := append(self, s)) or ids
+        *(ForcedTokens, "append"),
+        lambda self, s, token: appended.extend(ids := append(self, s, token)) or ids,
     )
     engine = tiny.engine(folder)
     prompt, sampling, spec = REQUESTS[1]

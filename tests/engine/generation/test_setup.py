@@ -10,8 +10,8 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.comm.pipeline import SingleStage
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
-from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.steps.back_end import GpuBackEnd
 from swiftchat.engine.linear.factory import TorchWeights
 from swiftchat.engine.model.memory import workspace_bytes
 from swiftchat.engine.reference.back_end import TorchBackEnd

@@ -77,7 +77,7 @@ def by_prompts(engine: Engine, prompt: list[int], params: SamplingParams) -> lis
         )
         engine.add(1, kept, rest)
         # Penalties and limits count the kept ids of the answer as generated ones.
-        engine._generations[1].sequence.num_prompt = num_prompt
+        engine.generations.by_id[1].sequence.num_prompt = num_prompt
         found: list[int] = []
         while engine.has_work:
             tokens = [event for _, event in engine.step() if isinstance(event, Tokens)]
@@ -182,7 +182,7 @@ def test_any_sequence_keeps_its_first_and_newest_tokens(data: st.DataObject) -> 
     assert sequence.num_prompt == sum(token < num_prompt for token in sequence.tokens)
     gone = num_dropped - (num_prompt - sequence.num_prompt)
     assert sequence.num_dropped_generated == gone
-    assert sequence.params.max_tokens == 99 - gone
+    assert sequence.num_left == 99 - (length - num_prompt)
     assert sequence.params.min_tokens == max(0, 9 - gone)
 
 

@@ -1,5 +1,6 @@
 """Quantized weights for the native kernels: matmuls, logits, errors; dequantized without them."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, QuantizedMatrix
 from tests.support import tiny
 from tests.support.native.ops import pool
+from tests.support.native.tiles import DOUBLE_E2M1
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
 
@@ -46,6 +48,13 @@ def random_quantized(
 ) -> tuple[QuantizedMatrix, torch.Tensor]:
     """A random quantized matrix, with outliers among its scales, and its values in fp64."""
     rng = np.random.default_rng(seed)
+    if scheme == "mxfp4":
+        q = rng.integers(0, 16, (rows, columns))
+        exponent = rng.integers(119, 128, (rows, columns // 32)).astype(np.uint8)
+        exponent[rng.random(exponent.shape) < 0.02] += 7
+        powers = np.ldexp(1.0, exponent.astype(int) - 128).repeat(32, 1)
+        codes = (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)
+        return Mxfp4(codes, exponent), DOUBLE_E2M1.double()[q] * torch.from_numpy(powers)
     groups = columns // 32 if scheme in ("int4", "fp8-block") else 1
     scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
     scale[rng.random(scale.shape) < 0.02] *= 100
@@ -111,11 +120,11 @@ def test_merged_weight_of_several_schemes() -> None:
     plain = PlainWeight(torch.ones(7, 64))
     weight = MergedWeight([*(part for part in parts if part is not None), plain])
     dequantized = torch.cat([dequantized for _, dequantized in made] + [torch.ones(7, 64).double()])
-    assert weight.shape == dequantized.shape == (32 + 64 + 96 + 128 + 7, 64)
+    sizes = [*(32 * (i + 1) for i in range(len(WEIGHT_ONLY))), 7]
+    assert weight.shape == dequantized.shape == (sum(sizes), 64)
     assert torch.equal(weight.matmul(torch.eye(64)).T.double(), dequantized)
-    index = torch.cat(
-        [torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (128, 192), (7, 320))]
-    )
+    firsts = itertools.accumulate([0, *sizes[:-1]])
+    index = torch.cat([torch.randperm(n) + at for n, at in zip(sizes, firsts, strict=True)])
     turned = weight.reordered(index)
     assert isinstance(turned, MergedWeight)
     assert torch.equal(turned.matmul(torch.eye(64)).T.double(), dequantized[index])
@@ -183,6 +192,7 @@ DESCRIPTIONS = {
     "compressed-w8a8": "int8",
     "compressed-fp8": "fp8",
     "compressed-fp8-blocks": "fp8 in groups of 32",
+    "compressed-mxfp4": "mxfp4 in groups of 32",
     "fp8-row": "fp8",
     "fp8-powers": "fp8",
 }
@@ -262,7 +272,7 @@ def test_damaged_quantized_tensor_is_named_in_the_error(
         if change == "missing":
             del tensors[scale]
         elif change == "infinite":
-            tensors[scale][-1] = float("nan")
+            tensors[scale][-1] = 255 if scheme == "mxfp4" else float("nan")  # NaN as e8m0
         elif scheme.startswith("fp8"):
             tensors[scale.removesuffix("_scale")].view(torch.uint8)[5, 5] = 0x7F
         else:

@@ -1,5 +1,6 @@
 """Dummy weights: shapes of published models, and logits of ordinary magnitude."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.weights import DecoderWeights, resident_bytes
+from swiftchat.engine.model.weights import DecoderWeights, expert_bytes, resident_bytes
 from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.architectures.config import read_model_config
@@ -89,7 +90,7 @@ def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "mxfp4", "w8a8-int8", "w8a8-fp8"])
 def test_quantized_dummy_logits_are_near_plain_ones(scheme: str) -> None:
     config = small("llama-3.1-8b")
     factory = NativeWeights(pool("plain"))
@@ -98,12 +99,28 @@ def test_quantized_dummy_logits_are_near_plain_ones(scheme: str) -> None:
     assert packed.lm_head.is_quantized != (scheme not in ("int8", "int4"))
     expected = logits(config, dummy_weights(config, torch.float32, CPU))
     off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
-    most = {"int8": 0.02, "fp8": 0.1, "int4": 0.3, "w8a8-int8": 0.04, "w8a8-fp8": 0.15}
+    most = {
+        "int8": 0.02,
+        "fp8": 0.1,
+        "int4": 0.3,
+        "mxfp4": 0.3,
+        "w8a8-int8": 0.04,
+        "w8a8-fp8": 0.15,
+    }
     assert 0 < off < most[scheme]
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b"])
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "w8a8-int8"])
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        *(
+            (name, scheme)
+            for name in ("llama-3.1-8b", "llama-3.2-1b")
+            for scheme in ("int8", "fp8", "int4", "mxfp4", "w8a8-int8")
+        ),
+        ("gpt-oss-20b", "mxfp4"),
+    ],
+)
 def test_estimated_dummy_weight_bytes_equal_loaded_bytes(name: str, scheme: str) -> None:
     config = small(name)
     factory = KernelWeights(kernels_without_gpu())
@@ -111,7 +128,10 @@ def test_estimated_dummy_weight_bytes_equal_loaded_bytes(name: str, scheme: str)
         weights = dummy_weights(
             config, torch.bfloat16, CPU, shard=shard, scheme=scheme, factory=factory
         )
-        assert gpu_weight_bytes(shard, dummy_schemes(config, scheme), 2) == resident_bytes(weights)
+        sinks = [layer.sinks for layer in weights.layers if layer.sinks is not None]
+        in_fp32 = sum(each.nbytes // 2 for each in sinks)  # more than 16 bits, not in the estimate
+        estimate = gpu_weight_bytes(shard, dummy_schemes(config, scheme), 2)
+        assert estimate + in_fp32 == resident_bytes(weights)
         assert weights.lm_head.is_quantized != (scheme not in ("int8", "int4"))
         assert (weights.lm_head is weights.embed) == config.head.tied
 
@@ -134,6 +154,25 @@ def test_quantized_shards_of_ranks_form_one_matrix() -> None:
     assert all(down.description.startswith("int4") for down in found)
     columns = [down.matmul(eye[: down.shape[1], : down.shape[1]]) for down in found]
     assert torch.equal(columns[0], torch.cat(columns[1:]))
+
+
+def test_shards_of_mxfp4_experts_form_the_whole_ones() -> None:
+    """Those of GPT-OSS, in one tensor. Gate rows come before up rows, also of a rank."""
+    config = small("gpt-oss-20b")
+    factory = NativeWeights(pool("plain"))
+    whole, *halves = (
+        dummy_weights(config, torch.float32, CPU, shard=shard, scheme="mxfp4", factory=factory)
+        for shard in (None, *(shard_of(config, 2, rank) for rank in range(2)))
+    )
+    assert not whole.layers[0].o.is_quantized
+    found = [weights.layers[1].experts for weights in (whole, *halves)]
+    first, *others = [experts.each[3] for experts in found if experts is not None]
+    assert first.down.description == "mxfp4 in groups of 32, native kernels"
+    down = [each.down.matmul(torch.eye(each.down.shape[1])).T for each in (first, *others)]
+    assert torch.equal(down[0], torch.cat(down[1:], 1))
+    eye = torch.eye(512)
+    gates, ups = zip(*(each.gate_up.matmul(eye).T.chunk(2) for each in others), strict=True)
+    assert torch.equal(first.gate_up.matmul(eye).T, torch.cat([*gates, *ups]))
 
 
 def test_engine_with_quantized_dummy_weights() -> None:
@@ -268,3 +307,17 @@ def test_shards_of_stages_form_the_whole_weights() -> None:
     assert torch.equal(first.embed.tensor, whole.embed.tensor)
     assert torch.equal(last.lm_head.tensor, whole.lm_head.tensor)
     assert first.final_norm is None and torch.equal(last.final_norm, whole.final_norm)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "least_bits", "most_bits"), [(None, 16, 16), ("int8", 8, 8.6), ("int4", 4, 4.6)]
+)
+def test_the_bytes_of_experts_are_those_of_their_type(
+    scheme: str | None, least_bits: float, most_bits: float
+) -> None:
+    """The least that a step reads depends on it: 16 bits a weight made it negative."""
+    config, factory = small("qwen3-30b-a3b"), NativeWeights(pool("plain"))
+    weights = dummy_weights(config, torch.bfloat16, CPU, scheme=scheme, factory=factory)
+    experts = [expert for layer in weights.layers for expert in layer.experts.each]
+    num_weights = sum(math.prod(m.shape) for e in experts for m in (e.gate_up, e.down))
+    assert least_bits <= 8 * expert_bytes(weights) / num_weights <= most_bits

@@ -36,6 +36,7 @@ from tests.engine.ranks.test_spmd import mock_gpus
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
+from tests.support.gguf.models import write_case
 from tests.support.quantized_models import FORMATS as SOURCES
 from tests.support.quantized_models import GPTQ, gptq, quantized_model
 from tests.support.thread_communicator import frequent_thread_switches
@@ -179,6 +180,21 @@ def test_gguf_blocks_on_two_ranks(tmp_path: Path, type_name: str) -> None:
         weights = bench.decoder.weights
         assert is_packed(bench) and weights.embed.is_quantized
         assert weights.embed is weights.lm_head
+
+
+def test_experts_in_mxfp4_on_two_ranks(tmp_path: Path) -> None:
+    """Columns of `down` begin inside a group; gate and up rows alternate in the file."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}
+    tiny.make("gpt-oss", tmp_path / "theirs", **sizes)
+    kind = gguf.GGMLQuantizationType.MXFP4
+    write_case("gpt-oss", tmp_path / "m.gguf", tmp_path / "theirs", raw_type=kind)
+    gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "out", "float32")
+    for bench in benches(tmp_path / "out", 2):
+        for layer in bench.decoder.weights.layers:
+            assert layer.experts is not None
+            each = layer.experts.each
+            for weight in (w for expert in each for w in (expert.gate_up, expert.down)):
+                assert weight.description.startswith("mxfp4 in groups of")
 
 
 def test_layers_of_stages_stay_packed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from swiftchat.engine.sampling.sampler import ALL_BANNED, NOT_FINITE, sample
 
 def alone(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     return [
-        sample(row, one.tokens, one.num_prompt, one.params, one.seed, one.allowed)
+        sample(row, one.tokens, one.num_prompt, one.params, one.seed, one.allowed, one.position)
         for row, one in zip(logits, draws, strict=True)
     ]
 
@@ -41,6 +41,7 @@ def random_params(rng: random.Random) -> SamplingParams:
             {"repeat_penalty": 1.3},
             {"logit_bias": ((1, 3.0), (2, -100.0))},
             {"typical_p": 0.8},
+            {"top_n_sigma": 1.0, "xtc_probability": 0.5},
             {"top_p_decay": 0.9},
             {"bad_words": ((1,), (2, 3))},
             {"dry_multiplier": 0.8},
@@ -66,7 +67,8 @@ def test_each_row_gets_the_token_that_it_gets_alone(seed: int, size: int, num_ro
             logits[i, rng.randrange(size)] = rng.choice([float("nan"), float("inf")])
         num_prompt = rng.randrange(len(tokens) + 1)
         params = random_params(rng)
-        draws.append(Draw(tokens, num_prompt, params, rng.getrandbits(64), len(tokens), allowed))
+        position = len(tokens) + rng.choice([0, 0, 7])  # behind proposed tokens
+        draws.append(Draw(tokens, num_prompt, params, rng.getrandbits(64), position, allowed))
     expected = alone(logits, draws)
     before = logits.clone()
     assert sample_rows(logits, draws) == expected

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.sampling.filters import decayed_top_p
+from swiftchat.engine.sampling.filters import decayed_top_p, exclude_top_choices
 from swiftchat.engine.sampling.philox import uniforms
 from swiftchat.engine.sampling.sampler import distribution, draw, sample
 
@@ -134,6 +135,73 @@ def test_frequencies_of_100_000_draws_follow_the_probabilities(changes: dict) ->
     )
     # The draws are fixed by the seed, so this passes always or never.
     assert statistic < CHI_SQUARE[len(support) - 1]
+
+
+def by_numpy(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
+    """Return the probabilities of top-nσ, top-p and XTC, which excludes at some positions only."""
+    values = logits.double().numpy()
+    if params.top_n_sigma:
+        banned = np.isneginf(values)
+        sigma = np.sqrt(np.mean((values[~banned] - values[~banned].mean()) ** 2))
+        values = np.where(values >= values.max() - params.top_n_sigma * sigma, values, -np.inf)
+    weights = np.exp((values - values.max()) / params.temperature)
+    weights /= weights.sum()
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    weights[order[before >= params.top_p]] = 0
+    weights /= weights.sum()
+    excluded = weights.copy()
+    tops = [i for i in order if weights[i] >= params.xtc_threshold]
+    excluded[tops[:-1]] = 0
+    excluded /= excluded.sum()
+    share = params.xtc_probability
+    return np.asarray(share * excluded + (1 - share) * weights)
+
+
+LOGITS = [1.0, 2.0, 0.5, -1.0, 1.8, 0.0, 0.9, -0.4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_kept"),
+    [
+        ({"top_n_sigma": 1.0}, 2),
+        ({"top_n_sigma": 1.0, "temperature": 3.0}, 2),
+        ({"top_n_sigma": 0.05}, 1),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.1}, 5),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.3}, 8),
+        ({"xtc_probability": 0.4, "xtc_threshold": 0.1}, 8),
+        ({"xtc_probability": 0.5, "top_p": 0.8, "temperature": 0.8}, 4),
+        ({"xtc_probability": 0.3, "xtc_threshold": 0.2, "top_n_sigma": 1.5}, 4),
+    ],
+    ids=str,
+)
+def test_top_n_sigma_and_xtc_are_sampled_with_their_frequencies(
+    changes: dict, num_kept: int
+) -> None:
+    """5,000 tokens that a grammar allows, against an implementation in numpy."""
+    num_draws, params = 5_000, SamplingParams(**(PLAIN | changes))
+    logits = torch.tensor([*LOGITS, 9.0])
+    allowed = torch.tensor([True] * len(LOGITS) + [False])
+    expected = by_numpy(torch.tensor([*LOGITS, -torch.inf]), params)
+    assert np.count_nonzero(expected) == num_kept
+    counts = Counter(
+        sample(logits, [], 0, params, 5, allowed, position) for position in range(num_draws)
+    )
+    assert set(counts) == set(np.flatnonzero(expected).tolist())
+    statistic = sum((n - num_draws * expected[i]) ** 2 / expected[i] for i, n in counts.items())
+    assert statistic / num_draws < ((0.0, *CHI_SQUARE[1:])[num_kept - 1] or 1e-9)
+
+
+def test_xtc_excludes_at_positions_that_do_not_depend_on_the_drawn_number() -> None:
+    """Else the excluded distribution would see only a part of the numbers."""
+    params = SamplingParams(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.1)
+    found = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([4, 7, 9])
+    points = [
+        uniforms([3], [position])[0]
+        for position in range(4000)
+        if len(exclude_top_choices(found, params, 3, position)[1]) == 1
+    ]
+    assert 1850 < len(points) < 2150 and abs(np.mean(points) - 0.5) < 0.03
 
 
 def test_top_p_decays_until_a_reset_and_not_below_its_minimum() -> None:

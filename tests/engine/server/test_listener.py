@@ -18,6 +18,7 @@ from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import TextFile, files_from_wire
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
+from swiftchat.engine.api.reasoning import ReasoningMarkers
 from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
 from swiftchat.engine.server import listener as listener_module
 from swiftchat.engine.server.listener import Listener
@@ -195,6 +196,7 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=6,
 )
+_MARKERS = {"opens": [b"a"], "close": b"c", "is_open": True, "pieces": [[7, b"c"]], "ending": [7]}
 _VALID_PARAMS = msgpack.unpackb(msgpack.packb(GREEDY.to_wire())) | {"max_tokens": 2}
 _PARAMS = st.builds(
     lambda changes: _VALID_PARAMS | changes,
@@ -273,6 +275,20 @@ def test_invalid_bytes_of_a_terminal_close_only_its_connection(
         ({"params": _VALID_PARAMS | {"bad_words": [["a"]]}}, "bad_words"),
         ({"params": _VALID_PARAMS | {"bad_words": [[1]] * (2**16 + 1)}}, "bad_words"),
         ({"params": _VALID_PARAMS | {"dry_breaker_ids": None}}, "dry_breaker_ids"),
+        ({"params": _VALID_PARAMS | {"reasoning_budget": -1}}, "reasoning_budget"),
+        ({"params": _VALID_PARAMS | {"reasoning": [1]}}, "parameter reasoning"),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"more": 1}}}, "parameter reasoning"),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"opens": ["a"]}}}, "reasoning"),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"opens": [b""]}}}, "is empty"),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"close": b""}}}, "is empty"),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"is_open": 1}}}, "reasoning"),
+        (
+            {"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"pieces": [[-1, b""]]}}},
+            "reasoning",
+        ),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"pieces": [[1, "a"]]}}}, "reasoning"),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"ending": []}}}, "is empty"),
+        ({"params": _VALID_PARAMS | {"reasoning": _MARKERS | {"ending": [2**31]}}}, "reasoning"),
     ],
 )
 def test_invalid_commands_raise(change: dict[str, Any], what: str) -> None:
@@ -285,7 +301,9 @@ def test_invalid_commands_raise(change: dict[str, Any], what: str) -> None:
 def test_valid_sampling_params_pass() -> None:
     controls = SamplingParams(logit_bias=((3, -1.5), (0, 2.0)), bad_words=((1, 2), (3,)))
     limits = SamplingParams(seed=2**64 - 1, logprobs=3, stop_ids=(1, 2))
-    for params in (SamplingParams(), limits, controls):
+    markers = ReasoningMarkers((b"a", b"b"), b"c", is_open=True, pieces=((7, b"c"),), ending=(7,))
+    thinking = SamplingParams(reasoning_budget=9, reasoning=markers)
+    for params in (SamplingParams(), limits, controls, thinking):
         wire = msgpack.unpackb(msgpack.packb(params.to_wire()))
         validate_command({"type": "generate", "id": 1, "prompt": [1], "params": wire})
         assert SamplingParams.from_wire(wire) == params

@@ -7,8 +7,8 @@ import pytest
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.errors import OutOfMemory, UsageError

@@ -39,6 +39,9 @@ CONTROLS = {
         OFF, temperature=0.8, seed=6, repeat_penalty=1.3, dry_multiplier=0.8, no_repeat_ngram=3
     ),
     "filters": replace(OFF, temperature=1.0, seed=7, top_k=9, typical_p=0.9, top_p_decay=0.9),
+    "alone": replace(
+        OFF, temperature=1.5, seed=8, typical_p=0.9, top_n_sigma=2.0, xtc_probability=0.5
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, EngineStatus, Finished, Logprob
+from swiftchat.engine.api.reasoning import ReasoningMarkers
 from swiftchat.engine.api.remote import RemoteEngine
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.wire import Message
@@ -48,7 +49,15 @@ _ERROR: list[Message] = [
     protocol.error_message(DeviceError("no memory", _HINT), 1),
     {"type": "stats"},
 ]
-_PARAMS = SamplingParams(logit_bias=((3, 1.0),), bad_words=((1, 2),), stop_ids=(0,), seed=3)
+_MARKERS = ReasoningMarkers((b"a",), b"b", is_open=True, pieces=((1, b"b"),), ending=(1,))
+_PARAMS = SamplingParams(
+    logit_bias=((3, 1.0),),
+    bad_words=((1, 2),),
+    stop_ids=(0,),
+    seed=3,
+    reasoning_budget=1,
+    reasoning=_MARKERS,
+)
 _CONSTRAINT = {"grammar": "{}", "pieces": [b"a", b"b"], "special": [0], "stop_ids": [1]}
 _TUNING = Tuning((("/some/where", 0.5),), "/a/prompt").to_wire()
 _HELLO: list[Message] = [

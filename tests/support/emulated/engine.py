@@ -18,8 +18,8 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation import build, heads
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.gpu import capture
-from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.steps.back_end import GpuBackEnd
 from swiftchat.engine.load import loader
 from tests.support import tiny
 from tests.support.emulated.kernels import aligned, emulated_gpu

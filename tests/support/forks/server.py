@@ -49,7 +49,7 @@ class ForkServer:
         with self._lock:
             if self._images is None:
                 self._images = self._started()
-            needed = self._images[needs_torch(command)].needed
+            needed = self._images[needs_torch(command, environment)].needed
         return needed is not None and can_be_forked(command, environment, *needed)
 
     def _started(self) -> "dict[bool, _RemoteImage]":
@@ -72,7 +72,7 @@ class ForkServer:
     def fork(self, start: Start, fds: Sequence[int]) -> int:
         with self._lock:
             assert self._images is not None
-            return self._images[needs_torch(start.command)].fork(start, fds)
+            return self._images[needs_torch(start.command, start.environment)].fork(start, fds)
 
 
 class _RemoteImage:

@@ -110,16 +110,17 @@ def is_limited(command: Sequence[str]) -> bool:
     return _LIMITED in command
 
 
-def needs_torch(command: Sequence[str]) -> bool:
+def needs_torch(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a program, or one that it starts, imports torch.
 
     A program that is not recognized imports it anew, which takes a second.
     """
+    # Programs of the terminal whose engine is not a replaced one get a device from the tests.
+    has_device = "--device" in command or "SWIFTCHAT_DEVICE" in environment
     _, runs, rest = split(command)
     is_engine = runs == "-m" and rest[0].startswith("swiftchat.engine.")
     is_test = runs == "-c" and "import torch" in rest[0]
-    # Programs of the terminal whose engine is not a replaced one get the option from the tests.
-    return is_engine or is_test or runs == SCRIPTS[1] or bool({"--device", "doctor"} & {*command})
+    return is_engine or is_test or runs == SCRIPTS[1] or has_device or "doctor" in command
 
 
 def is_program(command: Sequence[str]) -> bool:

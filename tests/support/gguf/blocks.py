@@ -32,7 +32,15 @@ def random_blocks(type_name: str, rows: int, columns: int, seed: int = 5) -> npt
 
 
 def set_scales(blocks: npt.NDArray[np.uint8], type_name: str, values: Sequence[float]) -> None:
-    """Set all scales of the first blocks of the first rows, one value each, in place."""
+    """Set all scales of the first blocks of the first rows, one value each, in place.
+
+    MXFP4 has no infinities: NaN stands for all values that are not finite.
+    """
+    if type_name == "MXFP4":
+        finite = np.isfinite(values)
+        exponents = np.frexp(np.where(finite, values, 1))[1] + 126
+        blocks[: len(values), 0] = np.where(finite, exponents, 255)
+        return
     for at in _SCALE_OFFSETS.get(type_name, (0,)):
         stored = np.array(values, np.float16).view(np.uint8).reshape(-1, 2)
         blocks[: len(values), at : at + 2] = stored

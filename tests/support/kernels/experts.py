@@ -12,12 +12,10 @@ from swiftchat.cuda.packed_layout import PACKINGS
 from tests.support.kernels.case import ROUNDING, Inputs, assert_close, poisoned
 from tests.support.kernels.packed_matrices import packed
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # The scheme of matrices, their group size and the dtype of activations.
 PLAIN_CASES = [("PLAIN", 0, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
 PACKED_CASES = [
-    ("MXFP4", 0, torch.bfloat16),
-    *((*packing, dtype) for packing in PACKINGS for dtype in (torch.bfloat16, torch.float16)),
+    (*packing, dtype) for packing in PACKINGS for dtype in (torch.bfloat16, torch.float16)
 ]
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -43,26 +41,6 @@ DOWN_SIZES = [
 Case = tuple[str, int, torch.dtype]
 
 
-class RandomExperts:
-    """MXFP4 matrices [num_experts, rows, columns], packed and in fp64.
-
-    `scales` are the exponents of the least and greatest scale.
-    """
-
-    def __init__(
-        self, seed: int, num_experts: int, rows: int, columns: int, scales: tuple[int, int]
-    ) -> None:
-        make, groups = Inputs(seed, torch.bfloat16), columns // 32
-        shape = (num_experts, rows, groups)
-        self.blocks = make.integers(0, 256, *shape, 16).to(torch.uint8)
-        low, high = scales
-        self.scales = make.integers(127 + low, 128 + high, *shape).to(torch.uint8)
-        table = torch.tensor([*_E2M1, *(-x for x in _E2M1)], dtype=torch.float64, device="cuda")
-        nibbles = torch.stack([self.blocks & 15, self.blocks >> 4], -1).flatten(-2)
-        exact = table[nibbles.long()] * 2.0 ** (self.scales.double() - 127).unsqueeze(-1)
-        self.matrices = exact.view(num_experts, rows, columns)
-
-
 class Experts:
     """Matrices [num_experts, rows, columns] of a scheme with biases, for kernels and in fp64."""
 
@@ -72,7 +50,7 @@ class Experts:
         scheme: str,
         group_size: int,
         shape: tuple[int, int, int],
-        mxfp4_scales: tuple[int, int] = (-9, -5),
+        magnitude: float | None = None,
     ) -> None:
         num_experts, rows, columns = shape
         self._form, self._rows, self._columns = (scheme, group_size), rows, columns
@@ -83,15 +61,15 @@ class Experts:
         if scheme == "PLAIN":
             plain = make.normal(num_experts, rows, columns, scale=columns**-0.5)
             first, self.exact = list(plain), plain.double()
-        elif scheme == "MXFP4":
-            case = RandomExperts(rows + columns, num_experts, rows, columns, mxfp4_scales)
-            first, second, self.exact = list(case.blocks), list(case.scales), case.matrices
         else:
+            size = columns**-0.5 if magnitude is None else magnitude
             pairs = [
-                packed(make, scheme, group_size, rows, columns, magnitude=columns**-0.5)
+                packed(make, scheme, group_size, rows, columns, magnitude=size)
                 for _ in range(num_experts)
             ]
-            first, second = [m.tiles for m, _ in pairs], [m.row_scale for m, _ in pairs]
+            first = [matrix.tiles for matrix, _ in pairs]
+            scales = [m.row_scale for m, _ in pairs if m.row_scale is not None]
+            second = scales or None
             self.exact = torch.stack([exact for _, exact in pairs])
         self._tensors = first, second
 
@@ -121,7 +99,7 @@ def check_gate_up(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) ->
     make = Inputs(k + inner, dtype)
     x, own = make.normal(n, k), Experts(make, scheme, group, (experts, 2 * inner, k))
     ids = chosen_ids(make, n, experts, chosen)
-    activations = list(ACTIVATIONS) if scheme in ("PLAIN", "MXFP4") else ["silu"]
+    activations = list(ACTIVATIONS) if scheme == "PLAIN" else ["silu"]
     for activation, biased in zip([*activations, "silu"], [False, True, True], strict=False):
         out = poisoned(n, chosen, inner, dtype=dtype)
         expert_gate_up(gpu, x, own.matrices(biased=biased), ids, out, activation)
@@ -129,12 +107,10 @@ def check_gate_up(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) ->
         assert_close(out, ACTIVATIONS[activation](gate) * up, max(ROUNDING[dtype], 2e-5))
 
 
-def check_limit_and_order(
-    gpu: Gpu, case: Case, gate_step: int, k: int, inner: int, n: int = 3
-) -> None:
-    """The same with biases, a limit, weights of inputs, and gate and up rows that may alternate."""
+def check_limit(gpu: Gpu, case: Case, k: int, inner: int, n: int = 3) -> None:
+    """The same with biases, a limit, and weights of inputs."""
     scheme, group, dtype = case
-    make = Inputs(gate_step, dtype)
+    make = Inputs(k, dtype)
     x, own = make.normal(n, k), Experts(make, scheme, group, (6, 2 * inner, k))
     ids, out = chosen_ids(make, n, 6, 4), poisoned(n, 4, inner, dtype=dtype)
     matrices = own.matrices(biased=True)
@@ -142,13 +118,12 @@ def check_limit_and_order(
     for each in (None, weights):
         expert_gate_up(
             *(gpu, x, matrices, ids, out, "gelu_sigmoid"),
-            gate_step=gate_step,
             limit=1.5,
             input_weights=each,
         )
         inputs = x.unsqueeze(1).double() * (1 if each is None else each.double().unsqueeze(-1))
         wide = own.products(inputs, ids, biased=True)
-        gate, up = (wide[..., 0::2], wide[..., 1::2]) if gate_step == 2 else wide.chunk(2, -1)
+        gate, up = wide.chunk(2, -1)
         gate, up = gate.clamp(max=1.5), up.clamp(-1.5, 1.5) + 1
         expected = gate * torch.sigmoid(1.702 * gate) * up
         assert_close(out, expected, max(ROUNDING[dtype], 2e-5))

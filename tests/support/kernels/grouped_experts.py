@@ -9,7 +9,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.grouped_experts import ExpertOrder, expert_order
 from tests.support.kernels.case import DTYPES, ROUNDING, Inputs
-from tests.support.kernels.experts import RandomExperts, addresses
+from tests.support.kernels.experts import addresses
 from tests.support.kernels.packed_matrices import packed
 
 # Tokens, experts, experts of a token, hidden size, expert size: small and large tiles, experts
@@ -34,7 +34,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 class RandomMatrices:
     """Matrices [num_experts, rows, columns] and biases, in fp64 and for the kernels.
 
-    `kind` is a dtype, "mxfp4", or one of `PACKINGS`, whose activations are bf16, or with
+    `kind` is a dtype or one of `PACKINGS`, whose activations are bf16, or with
     " float16" at the end fp16.
     """
 
@@ -53,11 +53,6 @@ class RandomMatrices:
             tensor = make.normal(num_experts, rows, columns, scale=columns**-0.5)
             self.matrices, values = tensor.double(), addresses(tensor)
             self._held.append(tensor)
-        elif name == "mxfp4":
-            case = RandomExperts(rows + columns, num_experts, rows, columns, (-8, -4))
-            scheme, self.matrices = "MXFP4", case.matrices
-            values, scales = addresses(case.blocks), addresses(case.scales)
-            self._held.append(case)
         else:
             scheme, group_size = PACKINGS[name]
             sizes = scheme, group_size, rows, columns
@@ -65,10 +60,9 @@ class RandomMatrices:
             exact = torch.stack([exact for _, exact in each])
             # A tensor core multiplies rounded weights, except where a row has one scale.
             self.matrices = exact.to(self.dtype).double() if group_size else exact
-            values, scales = (
-                torch.tensor([getattr(matrix, part).data_ptr() for matrix, _ in each]).cuda()
-                for part in ("tiles", "row_scale")
-            )
+            values = addresses(matrix.tiles for matrix, _ in each)
+            of_rows = [m.row_scale for m, _ in each if m.row_scale is not None]
+            scales = addresses(of_rows) if of_rows else None
             self._held.append(each)
         self.plain = ExpertMatrices(scheme, rows, columns, values, scales, None, group_size)
         self.biased = replace(self.plain, biases=addresses(biases))
@@ -83,14 +77,15 @@ PACKINGS = {
     "int4-32": ("INT4", 32),
     "int4-64": ("INT4", 64),
     "int4-128": ("INT4", 128),
+    "mxfp4": ("MXFP4", 32),
 }
 KINDS = (
-    *("mxfp4", "bfloat16", "float16", "float32"),
-    *(*PACKINGS, "int4-32 float16", "int8 float16", "fp8-32 float16"),
+    *("bfloat16", "float16", "float32"),
+    *(*PACKINGS, "int4-32 float16", "int8 float16", "fp8-32 float16", "mxfp4 float16"),
 )
 
 
-# Kinds with the sizes that they can have; packed kinds have no alternating gate and up rows.
+# Kinds with the sizes that they can have.
 CASES = [
     (kind, *size)
     for kind in KINDS

@@ -1,20 +1,26 @@
 """Random packed matrices, with their exact weights in fp64."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
     pack_fp8,
     pack_int4,
     pack_int8,
     pack_int8_groups,
+    pack_mxfp4,
 )
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from tests.support.kernels.case import Inputs
+
+_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_SIZES, *(-size for size in _SIZES))  # the numbers of MXFP4 by their bits
 
 
 def kernels_without_gpu() -> LinearKernels:
@@ -52,6 +58,16 @@ def packed(
         wide = scales.double().view(rows, -1).repeat_interleave(group or k, 1)
         matrix = pack_fp8(bits, scales, make.dtype)
         return matrix, bits.view(torch.float8_e4m3fn).double() * wide
+    if scheme == "MXFP4":
+        elements = make.integers(0, 16, rows, k, dtype=torch.uint8)
+        shape = rows, k // group
+        low = round(math.log2(magnitude / 3)) + 127  # elements are about 3
+        stored = make.integers(low - 2, low + 3, *shape, dtype=torch.uint8)
+        stored[rows // 2] += round(math.log2(uneven))
+        table = torch.tensor(E2M1, dtype=torch.float64, device=elements.device)
+        powers = 2.0 ** (stored.double() - 127)
+        exact = table[elements.long()] * powers.repeat_interleave(group, 1)
+        return pack_mxfp4(elements[:, 0::2] | elements[:, 1::2] << 4, stored, make.dtype), exact
     bits = 8 if scheme == "INT8" else 4
     quantized = make.integers(0, 2**bits, rows, k, dtype=torch.uint8)
     groups = k // group
@@ -83,7 +99,7 @@ def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
     Includes the padding. Decodes tiles as documented: 64 bytes of values of each of eight rows,
     then for each group the parts of each row: a scale and, but for FP8, a negated zero point.
     """
-    columns_each = 128 if matrix.scheme == "INT4" else 64
+    columns_each = PACKED_SCHEMES[matrix.scheme].tile_columns
     num_tiles, groups = -(-matrix.shape[1] // columns_each), columns_each // matrix.group_size
     quantized = torch.full((len(matrix), num_tiles * columns_each), -1000)
     entry = 2 if matrix.scheme == "FP8" else 4  # bytes

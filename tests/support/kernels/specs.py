@@ -39,7 +39,7 @@ def _all() -> Iterator[KernelSpec]:
         yield KernelSpec.of(name)
     for name in ("combine_splits", "latent_combine", "latent_rotary"):
         yield from _each(name, DTYPE=_HALVES)
-    for name in ("expert_sum", "low_rank_expand", "mxfp4_dequantize", "router"):
+    for name in ("expert_sum", "low_rank_expand", "router"):
         yield from _each(name, DTYPE=_DTYPES)
     yield from _each("scale_gemm_output", DTYPE=_DTYPES)
     yield from _each("gather_rows", WIDTH=(4, 1))
@@ -186,7 +186,7 @@ def _mixers() -> Iterator[KernelSpec]:
 def _experts() -> Iterator[KernelSpec]:
     plain = [(dtype, "PLAIN", 0) for dtype in _DTYPES]
     packed = [(dtype, *packing) for packing in PACKINGS for dtype in _HALVES]
-    matrices = [*plain, (_BF16, "MXFP4", 0), *packed]
+    matrices = [*plain, *packed]
     activations = [activation.upper() for activation in ACTIVATIONS]
     for dtype, scheme, group_size in matrices:
         macros: dict[str, Macro] = {"DTYPE": dtype, **_packing(scheme, group_size)}
@@ -198,7 +198,7 @@ def _experts() -> Iterator[KernelSpec]:
             if scheme != "PLAIN":
                 tiling = experts.gate_tiling(scheme).macros
                 yield KernelSpec.of("packed_gate_up", ACTIVATION=activation, **macros, **tiling)
-            if scheme != "MXFP4" and dtype != _FP32:
+            if dtype != _FP32:
                 yield KernelSpec.of("bulk_gate_up", ACTIVATION=activation, **macros)
         for rows in (grouped_experts.LARGE_TILE, grouped_experts.SMALL_TILE):
             tiles = grouped_experts.Tiling(dtype, scheme, group_size, rows).macros

@@ -19,6 +19,8 @@ class Layout(NamedTuple):
     wide_tables: bool = False
 
 
+# The numbers of MXFP4 by their bits, times two.
+DOUBLE_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 LAYOUTS = (
     Layout(Format.INT4, 0),
     Layout(Format.INT4, 32),
@@ -33,6 +35,8 @@ LAYOUTS = (
     Layout(Format.INT8, 16, has_minimum=True, wide_tables=True),
     Layout(Format.INT8, 64, has_minimum=True),
     Layout(Format.INT8, 256, has_minimum=True),
+    Layout(Format.MXFP4, 32),
+    Layout(Format.MXFP4, 16),
 )
 
 
@@ -56,21 +60,27 @@ def random_tiles(layout: Layout, rows: int, cols: int, seed: int = 0) -> Tiles:
     """Return a random matrix with row scales."""
     format, group_cols, has_minimum, wide_tables = layout
     generator = torch.Generator().manual_seed(seed)
-    low, high = (0, 16) if format == Format.INT4 else (-128, 128)
+    low, high = (-128, 128) if format == Format.INT8 else (0, 16)
     values = torch.randint(low, high, (rows, cols), generator=generator)
     table_dtype = torch.float32 if wide_tables else torch.float16
     num_groups = -(-cols // group_cols) if group_cols else 0
     scales, minimums = (
         torch.randn(2, rows, num_groups, generator=generator).div(high).to(table_dtype)
     )
+    stored_scales = scales
+    if format == Format.MXFP4:
+        stored_scales = torch.randint(118, 128, scales.shape, generator=generator).byte()
+        stored_scales[::3, ::5] = 0  # 2^-127, a subnormal number
+        scales = (2.0 ** (stored_scales.double() - 128)).float()
     row_scale = aligned(torch.rand(rows, generator=generator) + 0.5)
     center = 8 if format == Format.INT4 and not has_minimum else 0
-    wide = (values - center).double()
+    centered = DOUBLE_E2M1[values] if format == Format.MXFP4 else values - center
+    wide = centered.double()
     if group_cols:
         wide *= scales.double().repeat_interleave(group_cols, 1)[:, :cols]
     if has_minimum:
         wide += minimums.double().repeat_interleave(group_cols, 1)[:, :cols]
-    tables = ([scales] if group_cols else []) + ([minimums] if has_minimum else [])
+    tables = ([stored_scales] if group_cols else []) + ([minimums] if has_minimum else [])
     parts = [*map(_table, tables), _values(values, format)]
     packed = aligned(torch.cat(parts, 1))
     matrix = Matrix(
@@ -88,7 +98,7 @@ def random_tiles(layout: Layout, rows: int, cols: int, seed: int = 0) -> Tiles:
         matrix=matrix,
         dequantized=wide * row_scale.double().unsqueeze(1),
         tensors=(packed, row_scale),
-        quantized=values - center,
+        quantized=centered,
         scales=scales.float(),
         minimums=minimums.float() if has_minimum else torch.empty(rows, 0),
     )
@@ -114,6 +124,6 @@ def _values(values: Tensor, format: Format) -> Tensor:
     values = torch.nn.functional.pad(values, (0, -values.shape[1] % BLOCK_COLS))
     # [tiles, 16, blocks, j, c] -> [tiles, blocks, j, 16, c]
     split = _tile_rows(values).unflatten(2, (-1, 8, 4)).permute(0, 2, 3, 1, 4)
-    if format == Format.INT4:
+    if format != Format.INT8:
         split = split[:, :, :4] | split[:, :, 4:] << 4
     return (split & 255).to(torch.uint8).flatten(1)

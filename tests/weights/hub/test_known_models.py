@@ -12,7 +12,6 @@ from swiftchat.weights.architectures.tensors import shape_by_place
 from swiftchat.weights.hub.known_models import (
     DEFAULT_MODEL,
     KnownModel,
-    form_names,
     known_models,
     short_name_of,
     short_names,
@@ -91,7 +90,9 @@ def test_sizes_are_those_of_the_shape(name: str) -> None:
 
 def test_short_names_are_unique_and_lead_back() -> None:
     assert len(short_names()) >= 60
-    sources = list(form_names().values())
+    models = known_models()
+    names = {*models, *(form.name for model in models.values() for form in model.forms)}
+    sources = [sources_of(name)[0] for name in names]
     assert set(map(short_name_of, sources)) == {
         name if form is model.forms[0] else form.name
         for name, model in known_models().items()

@@ -17,12 +17,13 @@ from swiftchat.weights.formats.gguf import GgufFile, open_gguf
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.gguf_checkpoint import GgufCheckpoint
-from swiftchat.weights.quantization.mxfp4 import to_int8
+from swiftchat.weights.quantization.scheme import Mxfp4
 from swiftchat.weights.quantization.stored_tensor import as_float32
 from tests.support import llama_layouts, tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gguf.models import CASES, converted_case, copy_case, write_case
+from tests.support.native.tiles import DOUBLE_E2M1
 from tests.support.tiny_llama import tiny_llama
 
 KINDS = gguf.GGMLQuantizationType
@@ -104,15 +105,16 @@ def test_experts_in_mxfp4_equal_converted_ones(tmp_path: Path) -> None:
     merged = checkpoint.quantized["model.layers.0.mlp.experts.gate_up_proj"]
     assert (merged.format, merged.shape) == ("MXFP4", (5, 64, 192))
     assert np.array_equal(merged.dequantize(2, 4), merged.to_float32()[2:4])
-    assert merged.packed_experts is not None
-    experts = merged.packed_experts.read()
-    elements, scales = experts.values, experts.scales
-    assert (elements.shape, scales.shape) == ((5, 192, 2, 16), (5, 192, 2))
-    for expert, expected in enumerate(merged.to_float32()):
-        matrix = to_int8(elements[expert], scales[expert])
-        groups = (matrix.values.astype(np.float32) - 128).reshape(192, 2, 32)
-        found = (groups * matrix.scale[..., None]).reshape(192, 64)
-        assert np.array_equal(found, expected.T)
+    assert merged.packed is not None and merged.read_blocks is not None
+    matrix = merged.packed.read()
+    assert isinstance(matrix, Mxfp4) and matrix.scale.shape == (5 * 192, 2)
+    pairs = np.stack([matrix.values & 15, matrix.values >> 4], 2).reshape(5 * 192, 64)
+    powers = np.ldexp(1.0, matrix.scale.astype(int) - 128).repeat(32, 1)
+    found = (DOUBLE_E2M1.numpy()[pairs] * powers).reshape(5, 192, 64)
+    assert np.array_equal(found, merged.to_float32().transpose(0, 2, 1))
+    blocks = merged.read_blocks()
+    assert blocks.blocks.shape == (5 * 192, 2 * 17)
+    assert np.array_equal(blocks.blocks[:, ::17], matrix.scale)
 
 
 def test_split_file_read_in_place(tmp_path: Path) -> None:

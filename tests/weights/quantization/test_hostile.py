@@ -69,6 +69,20 @@ KINDS = {
         ("compressed-int4", {"config_groups": {"a": {"weights": {"dynamic": True}}}}, "dynamic"),
         ("compressed-int4", {"transform_config": {"config_groups": {"u": 1}}}, "transform_config"),
         ("compressed-int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "format must be"),
+        (
+            "compressed-mxfp4",
+            {
+                "config_groups": {
+                    "a": {"weights": {"type": "float", "num_bits": 4, "group_size": 16}}
+                }
+            },
+            "group_size must be 32, symmetric",
+        ),
+        (
+            "compressed-mxfp4",
+            {"config_groups": {"a": {"weights": {"num_bits": 4}}}},
+            "q_proj.weight_packed: expected I32, as no config_group has floats of 4 bits",
+        ),
         ("nf4", {"bnb_4bit_quant_storage": "bfloat16"}, "storage must be one of uint8"),
         ("int8", {"llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight must be false"),
         ("awq", {"quant_method": "mxfp4"}, "the field bits is unknown"),
@@ -115,6 +129,31 @@ def test_invalid_settings_raise_an_error_that_names_them(
         ("fp8-row", "weight_scale_inv", torch.ones(1), "expected one scale for it.* found 2"),
         ("fp8-row", "weight_scale", torch.ones(63), "weight_scale: expected one element or 64"),
         ("fp8-row", "weight_scale", torch.ones(64, dtype=torch.int8), "expected one of F16"),
+        ("compressed-mxfp4", "weight_scale", None, "no tensor a.weight_scale"),
+        (
+            "compressed-mxfp4",
+            "weight_scale",
+            torch.zeros(64, 3, dtype=torch.uint8),
+            r"a.weight_scale: expected the shape \[64, 2\], found \[64, 3\]",
+        ),
+        (
+            "compressed-mxfp4",
+            "weight_scale",
+            torch.ones(64, 2),
+            "a.weight_scale: expected one of U8, F8_E8M0, found F32",
+        ),
+        (
+            "compressed-mxfp4",
+            "weight_packed",
+            torch.zeros(64, 31, dtype=torch.uint8),
+            "a.weight_packed: expected columns in groups of 32, found 62",
+        ),
+        (
+            "compressed-mxfp4",
+            "weight_packed",
+            torch.zeros(0, 32, dtype=torch.uint8),
+            "a.weight_packed: expected 2 axes, none empty",
+        ),
         ("nf4", "weight.absmax", None, "no tensor a.weight.absmax"),
         ("nf4", "weight.quant_map", torch.ones(17), r"quant_map: expected the shape \[16\]"),
         ("nf4", "weight", torch.ones(5, 1, dtype=torch.uint8), r"expected the shape \[2048, 1\]"),
@@ -160,6 +199,22 @@ def test_mxfp4_scales_must_match(tmp_path: Path) -> None:
     for name, scales in (("e_scales", blocks[0, :, :, 0].clone()), ("other", blocks.clone())):
         with pytest.raises(BadModelFile, match="e_scales"):
             packers.opened(tmp_path, {"e_blocks": blocks, name: scales}, {"quant_method": "mxfp4"})
+
+
+@pytest.mark.parametrize("value", [253, 255])
+def test_packed_mxfp4_weights_must_be_finite(tmp_path: Path, value: int) -> None:
+    """255 is NaN; 6, the largest element, times 2^126 is infinite."""
+    experts = {"e_blocks": torch.zeros(2, 3, 4, 16).byte(), "e_scales": torch.zeros(2, 3, 4).byte()}
+    dense = {"e.weight_packed": torch.zeros(3, 32).byte(), "e.weight_scale": torch.zeros(3, 2)}
+    dense["e.weight_scale"] = dense["e.weight_scale"].byte()
+    settings = {"quant_method": "mxfp4"}, FORMATS["compressed-mxfp4"][0]
+    for tensors, own in zip((experts, dense), settings, strict=True):
+        *_, scale = tensors
+        tensors[scale].view(-1)[-1] = value
+        (tensor,) = packers.opened(tmp_path, tensors, own).values()
+        assert tensor.packed is not None
+        with pytest.raises(BadModelFile, match=rf"tensor {scale}: expected .* 252 .* {value}"):
+            tensor.packed.read()
 
 
 def test_missing_tensors_raise_an_error(tmp_path: Path) -> None:

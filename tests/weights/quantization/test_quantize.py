@@ -80,7 +80,14 @@ def test_every_weight_is_rounded_to_nearest(
         if scheme == "fp8-block":
             scale = scale.repeat_interleave(128, 0)[: len(weight)]
             scale = scale.repeat_interleave(128, 1)[:, : weight.shape[1]]
+        if scheme == "mxfp4":
+            scale = (scale - 127).exp2()
         scale = scale.repeat_interleave(weight.shape[1] // scale.shape[1], 1)
+        if scheme == "mxfp4":  # elements are below 8, and those above 6 become 6
+            size = (weight.float() / scale).abs()
+            assert size.max() < 8
+            half_unit = size.clamp(2).log2().floor().exp2() / 4
+            scale = scale * 2 * half_unit.maximum(size - 6)
         if scheme.startswith("fp8"):
             unit = (weight.float() / scale).abs().clamp(2.0**-6).log2().floor().exp2() / 8
             scale = scale * unit
@@ -219,7 +226,7 @@ def test_missing_or_infinite_scales_raise_an_error(
         if change == "missing":
             del tensors[name]
         else:
-            tensors[name][-1] = float("inf")
+            tensors[name][-1] = 255 if scheme == "mxfp4" else float("inf")  # NaN as e8m0
         save_file(tensors, folder / "model.safetensors")
         with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.up_proj"):
             convert(folder, tmp_path / "out")

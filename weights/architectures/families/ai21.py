@@ -1,11 +1,11 @@
-"""AI21: Jamba.
+"""AI21: Jamba."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
@@ -55,9 +55,8 @@ def _jamba(keys: Keys) -> ModelConfig:
     return keys.model(layers)
 
 
-AI21: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "JambaForCausalLM": Architecture(
-        name="jamba",
         model_type="jamba",
         build=_jamba,
         supported_keys=frozenset({"num_local_experts", "num_experts"}),

@@ -1,15 +1,12 @@
-"""Ai2: OLMo.
+"""Ai2: OLMo."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -121,9 +118,8 @@ _OLMO_MIXER = {
 _OLMO_DEFAULTS = frozen(max_position_embeddings=4096, norm_topk_prob=False)
 
 
-ALLENAI: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "OlmoHybridForCausalLM": Architecture(
-        name="olmo_hybrid",
         model_type="olmo_hybrid",
         build=_olmo_hybrid,
         tensors=llama_tensors({**OUTPUT_NORMS, **_OLMO_MIXER}),
@@ -137,19 +133,12 @@ ALLENAI: Mapping[str, Architecture] = {
         ),
     ),
     "Olmo2ForCausalLM": Architecture(
-        name="olmo2",
         model_type="olmo2",
         build=_olmo2,
-        tensors=llama_tensors(
-            {
-                "attn_out_norm": "post_attention_layernorm.weight",
-                "mlp_out_norm": "post_feedforward_layernorm.weight",
-            }
-        ),
+        tensors=llama_tensors(OUTPUT_NORMS),
         defaults=frozen(max_position_embeddings=2048, rms_norm_eps=1e-5, eos_token_id=50_279),
     ),
     "OlmoForCausalLM": Architecture(
-        name="olmo",
         model_type="olmo",
         build=_olmo,
         supported_keys=frozenset({"clip_qkv"}),
@@ -157,7 +146,6 @@ ALLENAI: Mapping[str, Architecture] = {
         defaults=frozen(max_position_embeddings=2048, eos_token_id=50_279),
     ),
     "Olmo3ForCausalLM": Architecture(
-        name="olmo3",
         model_type="olmo3",
         build=_olmo3,
         supported_keys=WINDOW_KEYS,
@@ -171,7 +159,6 @@ ALLENAI: Mapping[str, Architecture] = {
         ),
     ),
     "OlmoeForCausalLM": Architecture(
-        name="olmoe",
         model_type="olmoe",
         build=_olmoe,
         supported_keys=MOE_KEYS,
@@ -187,7 +174,6 @@ ALLENAI: Mapping[str, Architecture] = {
         ),
     ),
     "FlexOlmoForCausalLM": Architecture(
-        name="flex_olmo",
         model_type="flex_olmo",
         build=_flex_olmo,
         supported_keys=MOE_KEYS,

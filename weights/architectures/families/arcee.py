@@ -1,13 +1,9 @@
-"""Arcee.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""Arcee."""
 
 from swiftchat.weights.architectures.parts.architecture import (
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -51,9 +47,8 @@ def _afmoe(keys: Keys) -> ModelConfig:
     return keys.model(layers, embeddings=keys.embeddings(scale=scale))
 
 
-ARCEE: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "ArceeForCausalLM": Architecture(
-        name="arcee",
         model_type="arcee",
         build=_arcee,
         tensors=UNGATED,
@@ -66,7 +61,6 @@ ARCEE: Mapping[str, Architecture] = {
         ),
     ),
     "AfmoeForCausalLM": Architecture(
-        name="afmoe",
         model_type="afmoe",
         build=_afmoe,
         supported_keys=MOE_KEYS | WINDOW_KEYS,

@@ -1,13 +1,9 @@
-"""Baidu: ERNIE.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""Baidu: ERNIE."""
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -40,9 +36,8 @@ def _ernie_moe(keys: Keys) -> ModelConfig:
     return keys.model(sparse(layers, keys.moe(router, shared="moe_num_shared_experts"), dense))
 
 
-BAIDU: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "Ernie4_5ForCausalLM": Architecture(
-        name="ernie4_5",
         model_type="ernie4_5",
         build=_ernie,
         tensors=LLAMA_TENSORS,
@@ -58,7 +53,6 @@ BAIDU: Mapping[str, Architecture] = {
         ),
     ),
     "Ernie4_5_MoeForCausalLM": Architecture(
-        name="ernie4_5_moe",
         model_type="ernie4_5_moe",
         build=_ernie_moe,
         row_vectors=frozenset({"router_correction"}),

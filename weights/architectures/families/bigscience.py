@@ -1,13 +1,9 @@
-"""BigScience and BigCode: BLOOM and StarCoder 2.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""BigScience and BigCode: BLOOM and StarCoder 2."""
 
 from swiftchat.weights.architectures.parts.architecture import (
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -42,9 +38,8 @@ def _starcoder2(keys: Keys) -> ModelConfig:
     return keys.model(layers, norm=keys.norm("layer", has_bias=True))
 
 
-BIGSCIENCE: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "BloomForCausalLM": Architecture(
-        name="bloom",
         model_type="bloom",
         build=_bloom,
         rejected_keys=frozenset({"apply_residual_connection_post_layernorm"}),
@@ -76,7 +71,6 @@ BIGSCIENCE: Mapping[str, Architecture] = {
         ),
     ),
     "Starcoder2ForCausalLM": Architecture(
-        name="starcoder2",
         model_type="starcoder2",
         build=_starcoder2,
         renamed=frozen(rms_norm_eps="norm_epsilon"),

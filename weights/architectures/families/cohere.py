@@ -1,15 +1,13 @@
-"""Cohere: Command R and Command A.
+"""Cohere: Command R and Command A."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -126,23 +124,30 @@ def _cohere2(keys: Keys) -> ModelConfig:
     return replace(model, layers=unrotated(model.layers, full_layers(kinds)))
 
 
-COHERE: Mapping[str, Architecture] = {
+_DEFAULTS = frozen(
+    max_position_embeddings=8192,
+    layer_norm_eps=1e-5,
+    logit_scale=0.0625,
+    tie_word_embeddings=True,
+    bos_token_id=5,
+    eos_token_id=255_001,
+)
+
+
+ARCHITECTURES: Architectures = {
     "Cohere2MoeForCausalLM": Architecture(
-        name="cohere2_moe",
         model_type="cohere2_moe",
         build=_cohere2_moe,
         supported_keys=frozenset({"logit_scale", "num_experts"}) | WINDOW_KEYS,
         tensors=llama_tensors({**EXPERTS, **SHARED_EXPERTS}),
         defaults=frozen(
+            **_DEFAULTS,
             vocab_size=256_000,
             hidden_size=8192,
             intermediate_size=22_528,
             num_hidden_layers=40,
             num_attention_heads=64,
             head_dim=128,
-            max_position_embeddings=8192,
-            layer_norm_eps=1e-5,
-            logit_scale=0.0625,
             sliding_window=4096,
             sliding_window_pattern=4,
             prefix_dense_sliding_window_pattern=1,
@@ -151,44 +156,22 @@ COHERE: Mapping[str, Architecture] = {
             expert_selection_fn="softmax",
             shared_expert_combination_strategy="average",
             norm_topk_prob=True,
-            tie_word_embeddings=True,
-            bos_token_id=5,
-            eos_token_id=255_001,
         ),
     ),
     "CohereForCausalLM": Architecture(
-        name="cohere",
         model_type="cohere",
         build=_cohere,
         supported_keys=frozenset({"logit_scale", "use_qk_norm"}),
         renamed=frozen(rms_norm_eps="layer_norm_eps"),
         tensors=LLAMA_TENSORS,
-        defaults=frozen(
-            max_position_embeddings=8192,
-            layer_norm_eps=1e-5,
-            logit_scale=0.0625,
-            rope_theta=5e5,
-            tie_word_embeddings=True,
-            bos_token_id=5,
-            eos_token_id=255_001,
-        ),
+        defaults=frozen(**_DEFAULTS, rope_theta=5e5),
     ),
     "Cohere2ForCausalLM": Architecture(
-        name="cohere2",
         model_type="cohere2",
         build=_cohere2,
         supported_keys=frozenset({"logit_scale"}) | WINDOW_KEYS,
         renamed=frozen(rms_norm_eps="layer_norm_eps"),
         tensors=LLAMA_TENSORS,
-        defaults=frozen(
-            max_position_embeddings=8192,
-            layer_norm_eps=1e-5,
-            logit_scale=0.0625,
-            sliding_window=4096,
-            sliding_window_pattern=4,
-            tie_word_embeddings=True,
-            bos_token_id=5,
-            eos_token_id=255_001,
-        ),
+        defaults=frozen(**_DEFAULTS, sliding_window=4096, sliding_window_pattern=4),
     ),
 }

@@ -1,11 +1,11 @@
-"""MosaicML and Databricks: MPT and DBRX.
+"""MosaicML and Databricks: MPT and DBRX."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    tensor_names,
+)
 from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS
 from swiftchat.weights.architectures.parts.fields import (
@@ -78,9 +78,8 @@ def _dbrx(keys: Keys) -> ModelConfig:
     return keys.model(layers, norm=keys.norm("layer", eps=1e-5))
 
 
-DATABRICKS: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "MptForCausalLM": Architecture(
-        name="mpt",
         model_type="mpt",
         build=_mpt,
         renamed=frozen(
@@ -108,7 +107,6 @@ DATABRICKS: Mapping[str, Architecture] = {
         defaults=frozen(max_seq_len=2048, layer_norm_epsilon=1e-5, tie_word_embeddings=True),
     ),
     "DbrxForCausalLM": Architecture(
-        name="dbrx",
         model_type="dbrx",
         build=_dbrx,
         renamed=frozen(

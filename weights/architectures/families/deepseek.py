@@ -1,11 +1,11 @@
-"""DeepSeek.
+"""DeepSeek."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
@@ -69,9 +69,8 @@ def _deepseek_v32(keys: Keys) -> ModelConfig:
 _V2_TENSORS = llama_tensors({**LATENT_TENSORS, **EXPERTS, **SHARED_EXPERTS})
 
 
-DEEPSEEK: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "DeepseekV2ForCausalLM": Architecture(
-        name="deepseek_v2",
         model_type="deepseek_v2",
         build=_deepseek_v2,
         supported_keys=MOE_KEYS | LATENT_KEYS,
@@ -93,7 +92,6 @@ DEEPSEEK: Mapping[str, Architecture] = {
         ),
     ),
     "DeepseekV3ForCausalLM": Architecture(
-        name="deepseek_v3",
         model_type="deepseek_v3",
         build=_deepseek_v3,
         supported_keys=V3_KEYS,
@@ -118,7 +116,6 @@ DEEPSEEK: Mapping[str, Architecture] = {
         ),
     ),
     "DeepseekV32ForCausalLM": Architecture(
-        name="deepseek_v32",
         model_type="deepseek_v32",
         build=_deepseek_v32,
         supported_keys=V3_KEYS,

@@ -1,11 +1,11 @@
-"""EleutherAI: GPT-J and GPT-NeoX.
+"""EleutherAI: GPT-J and GPT-NeoX."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    tensor_names,
+)
 from swiftchat.weights.architectures.parts.fields import MAX_WIDTH, flag, integer, optional_integer
 from swiftchat.weights.architectures.parts.gpt_readers import GPT_KEYS, NEOX_LAYER, mlp_width
 from swiftchat.weights.architectures.parts.keys import Keys
@@ -46,9 +46,8 @@ def _gpt_neox(keys: Keys) -> ModelConfig:
     return keys.model(layers, norm=keys.norm("layer", has_bias=True))
 
 
-ELEUTHERAI: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "GPTJForCausalLM": Architecture(
-        name="gptj",
         model_type="gptj",
         build=_gpt_j,
         renamed=GPT_KEYS,
@@ -84,7 +83,6 @@ ELEUTHERAI: Mapping[str, Architecture] = {
         ),
     ),
     "GPTNeoXForCausalLM": Architecture(
-        name="gpt_neox",
         model_type="gpt_neox",
         build=_gpt_neox,
         qkv_in_groups=True,

@@ -1,14 +1,10 @@
-"""Google: Gemma 1 to 3.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""Google: Gemma 1 to 3."""
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -78,16 +74,14 @@ _TENSORS_2 = llama_tensors(
 )
 
 
-GEMMA: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "GemmaForCausalLM": Architecture(
-        name="gemma",
         model_type="gemma",
         build=_gemma1,
         tensors=LLAMA_TENSORS,
         defaults=frozen(**_DEFAULTS, num_key_value_heads=16),
     ),
     "Gemma2ForCausalLM": Architecture(
-        name="gemma2",
         model_type="gemma2",
         build=_gemma2,
         tensors=_TENSORS_2,
@@ -96,7 +90,6 @@ GEMMA: Mapping[str, Architecture] = {
         defaults=frozen(**_DEFAULTS_2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     ),
     "VaultGemmaForCausalLM": Architecture(
-        name="vaultgemma",
         model_type="vaultgemma",
         build=_vaultgemma,
         tensors=llama_tensors({"mlp_norm": "pre_feedforward_layernorm.weight"}),
@@ -105,8 +98,8 @@ GEMMA: Mapping[str, Architecture] = {
         defaults=frozen(**_DEFAULTS_2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     ),
     "Gemma3ForCausalLM": Architecture(
-        name="gemma3",
         model_type="gemma3_text",
+        short_name="gemma3",
         build=_gemma3,
         tensors=_TENSORS_2,
         renamed=frozen(

@@ -1,9 +1,5 @@
-"""Google: Gemma 3n.
+"""Google: Gemma 3n."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 from swiftchat.weights.architectures.families.gemma4 import (
@@ -16,6 +12,7 @@ from swiftchat.weights.architectures.families.gemma4 import (
 from swiftchat.weights.architectures.parts.architecture import (
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -91,10 +88,10 @@ _MAX_STREAMS = 64
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 
-GEMMA3N: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "Gemma3nForCausalLM": Architecture(
-        name="gemma3n",
         model_type="gemma3n_text",
+        short_name="gemma3n",
         build=_gemma3n,
         tensors={
             **PER_LAYER_TENSORS,

@@ -1,13 +1,15 @@
-"""Google: Gemma 4.
+"""Google: Gemma 4."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.attention import Attention, HeadNorms, Values
 from swiftchat.weights.architectures.parts.embeddings import Embeddings, PerLayerEmbeddings
 from swiftchat.weights.architectures.parts.fields import (
@@ -188,8 +190,8 @@ _ROPES = frozen(
 )
 
 _GEMMA4 = Architecture(
-    name="gemma4",
     model_type="gemma4_text",
+    short_name="gemma4",
     build=_gemma4,
     tensors={
         **PER_LAYER_TENSORS,
@@ -238,12 +240,12 @@ _GEMMA4 = Architecture(
 )
 
 
-GEMMA4: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4UnifiedForCausalLM": replace(
         _GEMMA4,
-        name="gemma4_unified",
         model_type="gemma4_unified_text",
+        short_name="gemma4_unified",
         build=_unified,
         defaults=frozen(
             **{**_GEMMA4.defaults, "max_position_embeddings": 262_144, "sliding_window": 1024}

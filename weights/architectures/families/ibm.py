@@ -1,9 +1,5 @@
-"""IBM: Granite and Bamba.
+"""IBM: Granite and Bamba."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
@@ -11,6 +7,7 @@ from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -183,9 +180,8 @@ _OLD_KINDS = frozen(mamba="linear_attention", attention="full_attention")
 _SINKS = frozen(sinks="self_attn.sinks")
 
 
-IBM: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "GraniteForCausalLM": Architecture(
-        name="granite",
         model_type="granite",
         build=_granite,
         supported_keys=MULTIPLIERS,
@@ -193,7 +189,6 @@ IBM: Mapping[str, Architecture] = {
         defaults=GRANITE_DEFAULTS,
     ),
     "GraniteMoeForCausalLM": Architecture(
-        name="granitemoe",
         model_type="granitemoe",
         build=_granite_moe,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
@@ -201,7 +196,6 @@ IBM: Mapping[str, Architecture] = {
         defaults=frozen(**GRANITE_DEFAULTS, num_local_experts=8, num_experts_per_tok=2),
     ),
     "GraniteMoeSharedForCausalLM": Architecture(
-        name="granitemoeshared",
         model_type="granitemoeshared",
         build=_granite_moe_shared,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
@@ -220,7 +214,6 @@ IBM: Mapping[str, Architecture] = {
         ),
     ),
     "GraniteMoeHybridForCausalLM": Architecture(
-        name="granitemoehybrid",
         model_type="granitemoehybrid",
         build=_granite_hybrid,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
@@ -243,7 +236,6 @@ IBM: Mapping[str, Architecture] = {
         ),
     ),
     "BambaForCausalLM": Architecture(
-        name="bamba",
         model_type="bamba",
         build=_bamba,
         supported_keys=frozenset({"partial_rotary_factor"}),
@@ -264,7 +256,6 @@ IBM: Mapping[str, Architecture] = {
         ),
     ),
     "GraniteSWAForCausalLM": Architecture(
-        name="granite_swa",
         model_type="granite_swa",
         build=_granite_swa,
         supported_keys=MULTIPLIERS | WINDOW_KEYS,
@@ -280,7 +271,6 @@ IBM: Mapping[str, Architecture] = {
         ),
     ),
     "GraniteMoeSWAForCausalLM": Architecture(
-        name="granitemoe_swa",
         model_type="granitemoe_swa",
         build=_granite_moe_swa,
         supported_keys=MULTIPLIERS | {"num_local_experts"} | WINDOW_KEYS,

@@ -1,14 +1,10 @@
-"""inclusionAI: Ling.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""inclusionAI: Ling."""
 
 from swiftchat.weights.architectures.families.moonshot import KIMI_KEYS, KIMI_MIXER
 from swiftchat.weights.architectures.families.zhipu import glm4_head_norms, glm4_moe_layers
 from swiftchat.weights.architectures.parts.architecture import (
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -103,9 +99,8 @@ _BAILING_LAYER = {
 }
 
 
-INCLUSION_AI: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "BailingHybridForCausalLM": Architecture(
-        name="bailing_hybrid",
         model_type="bailing_hybrid",
         build=_bailing_hybrid,
         supported_keys=MOE_KEYS | LATENT_KEYS,
@@ -141,8 +136,8 @@ INCLUSION_AI: Mapping[str, Architecture] = {
         ),
     ),
     "BailingMoeV2ForCausalLM": Architecture(
-        name="bailing_moe_v2",
         model_type="bailing_moe",
+        short_name="bailing_moe_v2",
         build=_bailing_moe_v2,
         supported_keys=MOE_KEYS | {"partial_rotary_factor", "use_qk_norm"},
         renamed=frozen(num_local_experts="num_experts", n_shared_experts="num_shared_experts"),

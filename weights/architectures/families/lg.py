@@ -1,14 +1,11 @@
-"""LG: EXAONE.
+"""LG: EXAONE."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -63,9 +60,15 @@ def _exaone_moe(keys: Keys) -> ModelConfig:
     return keys.model(sparse(layers, moe, dense))
 
 
-LG: Mapping[str, Architecture] = {
+_EXAONE_KEYS = frozen(
+    num_hidden_layers="num_layers",
+    rms_norm_eps="layer_norm_epsilon",
+    hidden_act="activation_function",
+)
+
+
+ARCHITECTURES: Architectures = {
     "Exaone4ForCausalLM": Architecture(
-        name="exaone4",
         model_type="exaone4",
         build=_exaone4,
         supported_keys=WINDOW_KEYS,
@@ -81,14 +84,9 @@ LG: Mapping[str, Architecture] = {
         ),
     ),
     "ExaoneForCausalLM": Architecture(
-        name="exaone",
         model_type="exaone",
         build=_exaone,
-        renamed=frozen(
-            num_hidden_layers="num_layers",
-            rms_norm_eps="layer_norm_epsilon",
-            hidden_act="activation_function",
-        ),
+        renamed=_EXAONE_KEYS,
         prefix="transformer.",
         tensors=tensor_names(
             {
@@ -116,7 +114,6 @@ LG: Mapping[str, Architecture] = {
         ),
     ),
     "ExaoneMoeForCausalLM": Architecture(
-        name="exaone_moe",
         model_type="exaone_moe",
         build=_exaone_moe,
         supported_keys=MOE_KEYS | WINDOW_KEYS,
@@ -143,15 +140,11 @@ LG: Mapping[str, Architecture] = {
     ),
 }
 
-LG_VARIANTS = (
+VARIANTS = (
     TypeVariant(
         "LlamaForCausalLM",
         "exaone",
-        renamed=frozen(
-            num_hidden_layers="num_layers",
-            rms_norm_eps="layer_norm_epsilon",
-            hidden_act="activation_function",
-        ),
+        renamed=_EXAONE_KEYS,
         defaults=frozen(
             max_position_embeddings=4096,
             rms_norm_eps=1e-5,

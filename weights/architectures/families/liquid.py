@@ -1,11 +1,11 @@
-"""Liquid AI: LFM.
+"""Liquid AI: LFM."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.attention import HeadNorms, OutputGate
 from swiftchat.weights.architectures.parts.embeddings import Head
 from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS, first_dense
@@ -139,9 +139,8 @@ _DEFAULTS = frozen(
 )
 
 
-LIQUID: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "Lfm2ForCausalLM": Architecture(
-        name="lfm2",
         model_type="lfm2",
         build=_lfm2,
         renamed=frozen(rms_norm_eps="norm_eps"),
@@ -155,7 +154,6 @@ LIQUID: Mapping[str, Architecture] = {
         ),
     ),
     "Lfm3ForCausalLM": Architecture(
-        name="lfm3",
         model_type="lfm3",
         build=_lfm3,
         supported_keys=frozenset({"sliding_window"}),
@@ -184,7 +182,6 @@ LIQUID: Mapping[str, Architecture] = {
         ),
     ),
     "Lfm2MoeForCausalLM": Architecture(
-        name="lfm2_moe",
         model_type="lfm2_moe",
         build=_lfm2_moe,
         supported_keys=MOE_KEYS,

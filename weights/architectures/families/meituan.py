@@ -1,12 +1,13 @@
-"""Meituan: LongCat.
+"""Meituan: LongCat."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS
 from swiftchat.weights.architectures.parts.fields import (
@@ -78,9 +79,8 @@ _LAYER = {
 }
 
 
-MEITUAN: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "LongcatFlashForCausalLM": Architecture(
-        name="longcat_flash",
         model_type="longcat_flash",
         build=_longcat_flash,
         supported_keys=MOE_KEYS | LATENT_KEYS,

@@ -1,15 +1,12 @@
-"""Meta: Llama, OPT, CWM.
+"""Meta: Llama, OPT, CWM."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -173,9 +170,8 @@ _CWM_ROPE = frozen(
 )
 
 
-META: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "OPTForCausalLM": Architecture(
-        name="opt",
         model_type="opt",
         build=_opt,
         prefix="model.",
@@ -205,7 +201,6 @@ META: Mapping[str, Architecture] = {
         ),
     ),
     "LlamaForCausalLM": Architecture(
-        name="llama",
         model_type="llama",
         build=llama,
         tensors=LLAMA_TENSORS,
@@ -214,8 +209,8 @@ META: Mapping[str, Architecture] = {
         ),
     ),
     "MllamaForCausalLM": Architecture(
-        name="mllama",
         model_type="mllama_text_model",
+        short_name="mllama",
         build=_mllama,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
@@ -229,8 +224,8 @@ META: Mapping[str, Architecture] = {
         ),
     ),
     "Llama4ForCausalLM": Architecture(
-        name="llama4",
         model_type="llama4_text",
+        short_name="llama4",
         build=_llama4,
         tensors=llama_tensors(
             {
@@ -268,7 +263,6 @@ META: Mapping[str, Architecture] = {
         ),
     ),
     "CwmForCausalLM": Architecture(
-        name="cwm",
         model_type="cwm",
         build=_cwm,
         supported_keys=WINDOW_KEYS,

@@ -1,14 +1,10 @@
-"""Microsoft: Phi and BitNet.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""Microsoft: Phi and BitNet."""
 
 from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -57,9 +53,8 @@ def _phimoe(keys: Keys) -> ModelConfig:
     )
 
 
-MICROSOFT: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "BitNetForCausalLM": Architecture(
-        name="bitnet",
         model_type="bitnet",
         build=_bitnet,
         tensors=llama_tensors(
@@ -79,7 +74,6 @@ MICROSOFT: Mapping[str, Architecture] = {
         ),
     ),
     "PhiForCausalLM": Architecture(
-        name="phi",
         model_type="phi",
         build=_phi,
         supported_keys=frozenset({"partial_rotary_factor"}),
@@ -119,7 +113,6 @@ MICROSOFT: Mapping[str, Architecture] = {
         ),
     ),
     "Phi3ForCausalLM": Architecture(
-        name="phi3",
         model_type="phi3",
         build=_phi3,
         supported_keys=frozenset({"partial_rotary_factor"}) | WINDOW_KEYS,
@@ -135,7 +128,6 @@ MICROSOFT: Mapping[str, Architecture] = {
         ),
     ),
     "PhimoeForCausalLM": Architecture(
-        name="phimoe",
         model_type="phimoe",
         build=_phimoe,
         supported_keys=MOE_KEYS | WINDOW_KEYS,

@@ -1,11 +1,11 @@
-"""MiniMax.
+"""MiniMax."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.attention import HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import MIXTRAL_EXPERTS, MOE_KEYS
 from swiftchat.weights.architectures.parts.fields import number
@@ -59,9 +59,8 @@ def _minimax_m2(keys: Keys) -> ModelConfig:
 _NORM_EPS = 1e-6  # of the norms inside of lightning attention
 
 
-MINIMAX: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "MiniMaxForCausalLM": Architecture(
-        name="minimax",
         model_type="minimax",
         build=_minimax,
         supported_keys=frozenset({"num_local_experts", "num_experts", "sliding_window"}),
@@ -92,7 +91,6 @@ MINIMAX: Mapping[str, Architecture] = {
         ),
     ),
     "MiniMaxM2ForCausalLM": Architecture(
-        name="minimax_m2",
         model_type="minimax_m2",
         build=_minimax_m2,
         supported_keys=MOE_KEYS | {"rotary_dim", "partial_rotary_factor", "use_qk_norm"},

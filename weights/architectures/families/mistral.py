@@ -1,15 +1,12 @@
-"""Mistral, Mixtral and Ministral.
+"""Mistral, Mixtral and Ministral."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -122,9 +119,8 @@ _MINISTRAL3_ROPE = frozen(
 )
 
 
-MISTRAL: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "Mistral4ForCausalLM": Architecture(
-        name="mistral4",
         model_type="mistral4",
         build=_mistral4,
         supported_keys=V3_KEYS | {"partial_rotary_factor"},
@@ -154,7 +150,6 @@ MISTRAL: Mapping[str, Architecture] = {
         ),
     ),
     "MistralForCausalLM": Architecture(
-        name="mistral",
         model_type="mistral",
         build=_mistral,
         supported_keys=WINDOW_KEYS,
@@ -169,7 +164,6 @@ MISTRAL: Mapping[str, Architecture] = {
         ),
     ),
     "MinistralForCausalLM": Architecture(
-        name="ministral",
         model_type="ministral",
         build=_ministral,
         supported_keys=WINDOW_KEYS,
@@ -184,7 +178,6 @@ MISTRAL: Mapping[str, Architecture] = {
         ),
     ),
     "Ministral3ForCausalLM": Architecture(
-        name="ministral3",
         model_type="ministral3",
         build=_ministral3,
         supported_keys=WINDOW_KEYS,
@@ -200,7 +193,6 @@ MISTRAL: Mapping[str, Architecture] = {
         ),
     ),
     "MixtralForCausalLM": Architecture(
-        name="mixtral",
         model_type="mixtral",
         build=_mixtral,
         supported_keys=frozenset({"num_local_experts"}) | WINDOW_KEYS,

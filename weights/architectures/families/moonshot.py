@@ -1,12 +1,13 @@
-"""Moonshot: Kimi Linear.
+"""Moonshot: Kimi Linear."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.expert_readers import (
     MIXTRAL_EXPERTS,
     MOE_KEYS,
@@ -110,9 +111,8 @@ KIMI_KEYS = frozen(
 )
 
 
-MOONSHOT: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "KimiLinearForCausalLM": Architecture(
-        name="kimi_linear",
         model_type="kimi_linear",
         build=_kimi_linear,
         supported_keys=MOE_KEYS | LATENT_KEYS,

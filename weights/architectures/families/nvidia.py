@@ -1,12 +1,14 @@
-"""NVIDIA: Nemotron.
-
-Defaults are those of the model classes in transformers.
-"""
+"""NVIDIA: Nemotron."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    tensor_names,
+)
 from swiftchat.weights.architectures.parts.expert_readers import sigmoid_router
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
@@ -108,9 +110,8 @@ _LETTERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-NVIDIA: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "NemotronForCausalLM": Architecture(
-        name="nemotron",
         model_type="nemotron",
         build=_nemotron,
         tensors=UNGATED,
@@ -126,7 +127,6 @@ NVIDIA: Mapping[str, Architecture] = {
         ),
     ),
     "NemotronHForCausalLM": Architecture(
-        name="nemotron_h",
         model_type="nemotron_h",
         build=_nemotron_h,
         supported_keys=frozenset(

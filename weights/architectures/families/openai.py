@@ -1,14 +1,10 @@
-"""OpenAI: GPT-2 and GPT-OSS.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""OpenAI: GPT-2 and GPT-OSS."""
 
 from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -86,9 +82,8 @@ _GPT_OSS_ROPE = frozen(
 )
 
 
-OPENAI: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "GPT2LMHeadModel": Architecture(
-        name="gpt2",
         model_type="gpt2",
         build=_gpt2,
         renamed=GPT_KEYS,
@@ -115,7 +110,6 @@ OPENAI: Mapping[str, Architecture] = {
         ),
     ),
     "GptOssForCausalLM": Architecture(
-        name="gpt_oss",
         model_type="gpt_oss",
         build=_gpt_oss,
         supported_keys=frozenset({"num_local_experts"}) | WINDOW_KEYS,

@@ -1,12 +1,13 @@
-"""OpenBMB: MiniCPM.
-
-Defaults are those of the model classes in transformers.
-"""
+"""OpenBMB: MiniCPM."""
 
 import math
-from collections.abc import Mapping
 
-from swiftchat.weights.architectures.parts.architecture import LLAMA_TENSORS, Architecture, frozen
+from swiftchat.weights.architectures.parts.architecture import (
+    LLAMA_TENSORS,
+    Architecture,
+    Architectures,
+    frozen,
+)
 from swiftchat.weights.architectures.parts.fields import number, optional_number
 from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
@@ -45,9 +46,8 @@ def _minicpm(keys: Keys) -> ModelConfig:
     return _model(keys, keys.layers(mlp=keys.mlp(bias=False)))
 
 
-OPENBMB: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "MiniCPM3ForCausalLM": Architecture(
-        name="minicpm3",
         model_type="minicpm3",
         build=_minicpm3,
         supported_keys=LATENT_KEYS,
@@ -68,7 +68,6 @@ OPENBMB: Mapping[str, Architecture] = {
         ),
     ),
     "MiniCPMForCausalLM": Architecture(
-        name="minicpm",
         model_type="minicpm",
         build=_minicpm,
         tensors=LLAMA_TENSORS,

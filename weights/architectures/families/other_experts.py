@@ -1,9 +1,4 @@
-"""Vendors with one mixture of experts.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""Vendors with one mixture of experts."""
 
 from swiftchat.weights.architectures.families.lg import exaone4_layers
 from swiftchat.weights.architectures.families.zhipu import (
@@ -16,6 +11,7 @@ from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -111,10 +107,10 @@ _MELLUM_ROPES = frozen(
 )
 
 
-OTHER_EXPERTS: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "AriaTextForCausalLM": Architecture(
-        name="aria",
         model_type="aria_text",
+        short_name="aria",
         build=_aria,
         supported_keys=frozenset({"num_local_experts"}),
         renamed=frozen(num_local_experts="moe_num_experts", num_experts_per_tok="moe_topk"),
@@ -140,7 +136,6 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
         ),
     ),
     "SolarOpenForCausalLM": Architecture(
-        name="solar_open",
         model_type="solar_open",
         build=glm4_moe,
         supported_keys=MOE_KEYS,
@@ -155,7 +150,6 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
         ),
     ),
     "Dots1ForCausalLM": Architecture(
-        name="dots1",
         model_type="dots1",
         build=_dots1,
         supported_keys=MOE_KEYS | WINDOW_KEYS,
@@ -174,7 +168,6 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
         ),
     ),
     "MellumForCausalLM": Architecture(
-        name="mellum",
         model_type="mellum",
         build=_mellum,
         supported_keys=MOE_KEYS | WINDOW_KEYS,
@@ -192,7 +185,6 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
         ),
     ),
     "Kolibri1ForCausalLM": Architecture(
-        name="kolibri1",
         model_type="kolibri1",
         build=_kolibri,
         supported_keys=MOE_KEYS | WINDOW_KEYS,
@@ -220,7 +212,6 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
         ),
     ),
     "FlintForCausalLM": Architecture(
-        name="flint",
         model_type="flint",
         build=_flint,
         supported_keys=MOE_KEYS | WINDOW_KEYS,
@@ -242,7 +233,7 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
     ),
 }
 
-OTHER_EXPERTS_VARIANTS = (
+VARIANTS = (
     TypeVariant(
         "Glm4MoeForCausalLM",
         "sarvam_moe",

@@ -1,9 +1,5 @@
-"""Vendors with one dense model.
+"""Vendors with one dense model."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 from swiftchat.weights.architectures.families.ibm import (
@@ -18,6 +14,7 @@ from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -106,9 +103,8 @@ def _helium(keys: Keys) -> ModelConfig:
     return keys.model(keys.layers(attention=attention))
 
 
-OTHERS: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "NanoChatForCausalLM": Architecture(
-        name="nanochat",
         model_type="nanochat",
         build=_nanochat,
         supported_keys=frozenset({"final_logit_softcapping"}),
@@ -125,7 +121,6 @@ OTHERS: Mapping[str, Architecture] = {
         ),
     ),
     "HyperCLOVAXForCausalLM": Architecture(
-        name="hyperclovax",
         model_type="hyperclovax",
         build=_hyperclovax,
         supported_keys=MULTIPLIERS,
@@ -135,7 +130,6 @@ OTHERS: Mapping[str, Architecture] = {
         defaults=frozen(**GRANITE_DEFAULTS, use_post_norm=True),
     ),
     "SmolLM3ForCausalLM": Architecture(
-        name="smollm3",
         model_type="smollm3",
         build=_smollm3,
         tensors=LLAMA_TENSORS,
@@ -153,7 +147,6 @@ OTHERS: Mapping[str, Architecture] = {
         ),
     ),
     "InternLM2ForCausalLM": Architecture(
-        name="internlm2",
         model_type="internlm2",
         build=_internlm2,
         qkv_in_groups=True,
@@ -183,7 +176,6 @@ OTHERS: Mapping[str, Architecture] = {
         ),
     ),
     "StableLmForCausalLM": Architecture(
-        name="stablelm",
         model_type="stablelm",
         build=_stablelm,
         tensors=llama_tensors(
@@ -206,7 +198,6 @@ OTHERS: Mapping[str, Architecture] = {
         ),
     ),
     "Jais2ForCausalLM": Architecture(
-        name="jais2",
         model_type="jais2",
         build=_jais2,
         tensors=UNGATED,
@@ -222,7 +213,6 @@ OTHERS: Mapping[str, Architecture] = {
         ),
     ),
     "SeedOssForCausalLM": Architecture(
-        name="seed_oss",
         model_type="seed_oss",
         build=_seed_oss,
         tensors=LLAMA_TENSORS,
@@ -237,7 +227,6 @@ OTHERS: Mapping[str, Architecture] = {
         ),
     ),
     "HeliumForCausalLM": Architecture(
-        name="helium",
         model_type="helium",
         build=_helium,
         tensors=LLAMA_TENSORS,
@@ -253,7 +242,7 @@ OTHERS: Mapping[str, Architecture] = {
     ),
 }
 
-OTHERS_VARIANTS = (
+VARIANTS = (
     TypeVariant(
         "LlamaForCausalLM",
         "internlm3",

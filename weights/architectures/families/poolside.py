@@ -1,13 +1,9 @@
-"""Poolside: Laguna.
-
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
+"""Poolside: Laguna."""
 
 from swiftchat.weights.architectures.parts.architecture import (
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -86,9 +82,8 @@ _LAGUNA_ROPES = frozen(
 )
 
 
-POOLSIDE: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "LagunaForCausalLM": Architecture(
-        name="laguna",
         model_type="laguna",
         build=_laguna,
         supported_keys=MOE_KEYS | WINDOW_KEYS,

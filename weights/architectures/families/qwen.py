@@ -1,15 +1,12 @@
-"""Alibaba: Qwen.
+"""Alibaba: Qwen."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     WINDOW_KEYS,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
 )
@@ -214,9 +211,8 @@ _EXPERT_DEFAULTS = frozen(
 )
 
 
-QWEN: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "Qwen2ForCausalLM": Architecture(
-        name="qwen2",
         model_type="qwen2",
         build=_qwen2,
         supported_keys=WINDOW_KEYS,
@@ -224,7 +220,6 @@ QWEN: Mapping[str, Architecture] = {
         defaults=_DEFAULTS,
     ),
     "Qwen3ForCausalLM": Architecture(
-        name="qwen3",
         model_type="qwen3",
         build=_qwen3,
         supported_keys=WINDOW_KEYS,
@@ -232,7 +227,6 @@ QWEN: Mapping[str, Architecture] = {
         defaults=frozen(**_DEFAULTS, head_dim=128),
     ),
     "Qwen2MoeForCausalLM": Architecture(
-        name="qwen2_moe",
         model_type="qwen2_moe",
         build=_qwen2_moe,
         supported_keys=_MOE_KEYS | WINDOW_KEYS,
@@ -250,7 +244,6 @@ QWEN: Mapping[str, Architecture] = {
         ),
     ),
     "Qwen3MoeForCausalLM": Architecture(
-        name="qwen3_moe",
         model_type="qwen3_moe",
         build=_qwen3_moe,
         supported_keys=_MOE_KEYS | WINDOW_KEYS,
@@ -259,8 +252,8 @@ QWEN: Mapping[str, Architecture] = {
         defaults=_QWEN3_MOE_DEFAULTS,
     ),
     "Qwen3VLMoeTextForCausalLM": Architecture(
-        name="qwen3_vl_moe",
         model_type="qwen3_vl_moe_text",
+        short_name="qwen3_vl_moe",
         build=_qwen3_vl_moe,
         supported_keys=_MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
@@ -283,7 +276,6 @@ QWEN: Mapping[str, Architecture] = {
         ),
     ),
     "Qwen3NextForCausalLM": Architecture(
-        name="qwen3_next",
         model_type="qwen3_next",
         build=_qwen3_next,
         supported_keys=MOE_KEYS | {"partial_rotary_factor"},
@@ -300,16 +292,16 @@ QWEN: Mapping[str, Architecture] = {
         ),
     ),
     "Qwen3_5ForCausalLM": Architecture(
-        name="qwen3_5",
         model_type="qwen3_5_text",
+        short_name="qwen3_5",
         build=_qwen3_5,
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors({**_MIXER, **_SEPARATE}),
         defaults=frozen(**_HYBRID_DEFAULTS, num_key_value_heads=4),
     ),
     "Qwen3_5MoeForCausalLM": Architecture(
-        name="qwen3_5_moe",
         model_type="qwen3_5_moe_text",
+        short_name="qwen3_5_moe",
         build=_qwen3_5_moe,
         supported_keys=MOE_KEYS | {"partial_rotary_factor"},
         renamed=frozen(num_local_experts="num_experts"),

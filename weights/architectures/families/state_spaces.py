@@ -1,11 +1,6 @@
-"""Mamba and Mamba-2.
+"""Mamba and Mamba-2."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
+from swiftchat.weights.architectures.parts.architecture import Architecture, Architectures, frozen
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -59,9 +54,8 @@ def _mamba(keys: Keys) -> ModelConfig:
     return mamba(keys.changed(mixer_rms_eps=None))
 
 
-STATE_SPACES: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "MambaForCausalLM": Architecture(
-        name="mamba",
         model_type="mamba",
         build=_mamba,
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),
@@ -70,7 +64,6 @@ STATE_SPACES: Mapping[str, Architecture] = {
         defaults=MAMBA_DEFAULTS,
     ),
     "Mamba2ForCausalLM": Architecture(
-        name="mamba2",
         model_type="mamba2",
         build=_mamba2,
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),

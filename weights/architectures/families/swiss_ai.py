@@ -1,13 +1,14 @@
-"""Swiss AI: Apertus.
+"""Swiss AI: Apertus."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.attention import HeadNorms
 from swiftchat.weights.architectures.parts.fields import flag, invalid, optional_integer
 from swiftchat.weights.architectures.parts.keys import Keys
@@ -67,9 +68,8 @@ _APERTUS_DEFAULTS = frozen(
 )
 
 
-SWISS_AI: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "ApertusForCausalLM": Architecture(
-        name="apertus",
         model_type="apertus",
         build=_apertus,
         constants=_XIELU,
@@ -77,8 +77,8 @@ SWISS_AI: Mapping[str, Architecture] = {
         defaults=_APERTUS_DEFAULTS,
     ),
     "Apertus1p5TextForCausalLM": Architecture(
-        name="apertus1p5",
         model_type="apertus1p5_text",
+        short_name="apertus1p5",
         build=_apertus1p5,
         tensors=_APERTUS_TENSORS,
         constants=_XIELU,

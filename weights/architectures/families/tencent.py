@@ -1,11 +1,11 @@
-"""Tencent: HunYuan, Hy3 and Youtu.
+"""Tencent: HunYuan, Hy3 and Youtu."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
-
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.attention import HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
@@ -62,14 +62,9 @@ SHARED_MLP = frozen(
     shared_down="mlp.shared_mlp.down_proj.weight",
 )
 
-_MOE_NORMS = frozen(
-    q_norm="self_attn.query_layernorm.weight", k_norm="self_attn.key_layernorm.weight"
-)
 
-
-TENCENT: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "YoutuForCausalLM": Architecture(
-        name="youtu",
         model_type="youtu",
         build=_youtu,
         supported_keys=LATENT_KEYS | {"rope_interleave"},
@@ -85,7 +80,6 @@ TENCENT: Mapping[str, Architecture] = {
         ),
     ),
     "HunYuanDenseV1ForCausalLM": Architecture(
-        name="hunyuan_v1_dense",
         model_type="hunyuan_v1_dense",
         build=_hunyuan,
         tensors=llama_tensors(_NORMS),
@@ -94,7 +88,6 @@ TENCENT: Mapping[str, Architecture] = {
         ),
     ),
     "HYV3ForCausalLM": Architecture(
-        name="hy_v3",
         model_type="hy_v3",
         build=_hy_v3,
         supported_keys=MOE_KEYS,
@@ -121,14 +114,11 @@ TENCENT: Mapping[str, Architecture] = {
         ),
     ),
     "HunYuanMoEV1ForCausalLM": Architecture(
-        name="hunyuan_v1_moe",
         model_type="hunyuan_v1_moe",
         build=_hunyuan_moe,
         supported_keys=MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts", num_experts_per_tok="moe_topk"),
-        tensors=llama_tensors(
-            {**EXPERTS, **SHARED_MLP, **_MOE_NORMS, "router": "mlp.gate.wg.weight"}
-        ),
+        tensors=llama_tensors({**EXPERTS, **SHARED_MLP, **_NORMS, "router": "mlp.gate.wg.weight"}),
         defaults=frozen(
             max_position_embeddings=2048,
             rms_norm_eps=1e-5,

@@ -1,13 +1,10 @@
-"""TII: Falcon, Falcon-H1 and Falcon-Mamba.
+"""TII: Falcon, Falcon-H1 and Falcon-Mamba."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
@@ -118,9 +115,8 @@ def _falcon_h1(keys: Keys) -> ModelConfig:
     )
 
 
-TII: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "FalconForCausalLM": Architecture(
-        name="falcon",
         model_type="falcon",
         build=_falcon,
         prefix="transformer.",
@@ -163,7 +159,6 @@ TII: Mapping[str, Architecture] = {
         ),
     ),
     "FalconH1ForCausalLM": Architecture(
-        name="falcon_h1",
         model_type="falcon_h1",
         build=_falcon_h1,
         supported_keys=frozenset({"embedding_multiplier"}),
@@ -180,7 +175,6 @@ TII: Mapping[str, Architecture] = {
         ),
     ),
     "FalconMambaForCausalLM": Architecture(
-        name="falcon_mamba",
         model_type="falcon_mamba",
         build=mamba,
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),

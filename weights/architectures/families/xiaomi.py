@@ -1,15 +1,18 @@
-"""Xiaomi: MiMo.
-
-Defaults are those of the model classes in transformers.
-"""
+"""Xiaomi: MiMo."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    Architectures,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.attention import Values
 from swiftchat.weights.architectures.parts.expert_readers import (
+    CORRECTION,
     EXPERTS,
     MOE_KEYS,
     listed_dense,
@@ -85,9 +88,8 @@ _MIMO_ROPES = frozen(
 )
 
 
-XIAOMI: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "MiMoV2FlashForCausalLM": Architecture(
-        name="mimo_v2_flash",
         model_type="mimo_v2_flash",
         build=_mimo_v2,
         supported_keys=MOE_KEYS | {"sliding_window"},
@@ -95,7 +97,7 @@ XIAOMI: Mapping[str, Architecture] = {
         tensors=llama_tensors(
             {
                 **EXPERTS,
-                "router_correction": "mlp.gate.e_score_correction_bias",
+                **CORRECTION,
                 "sinks": "self_attn.attention_sink_bias",
             }
         ),

@@ -1,20 +1,18 @@
-"""Zhipu (Z.ai): ChatGLM and GLM.
+"""Zhipu (Z.ai): ChatGLM and GLM."""
 
-Defaults are those of the model classes in transformers.
-"""
-
-from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     Architecture,
+    Architectures,
     frozen,
     llama_tensors,
     tensor_names,
 )
 from swiftchat.weights.architectures.parts.attention import Attention, HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import (
+    CORRECTION,
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERTS,
@@ -154,9 +152,7 @@ _GLM_DEFAULTS = frozen(
     eos_token_id=[151_329, 151_336, 151_338],
 )
 
-_CORRECTION = frozen(router_correction="mlp.gate.e_score_correction_bias")
-
-GLM_TENSORS = llama_tensors({**EXPERTS, **SHARED_EXPERTS, **_CORRECTION})
+GLM_TENSORS = llama_tensors({**EXPERTS, **SHARED_EXPERTS, **CORRECTION})
 
 GLM_DEFAULTS = frozen(
     max_position_embeddings=131_072,
@@ -170,9 +166,8 @@ GLM_DEFAULTS = frozen(
 )
 
 
-ZHIPU: Mapping[str, Architecture] = {
+ARCHITECTURES: Architectures = {
     "Glm4MoeLiteForCausalLM": Architecture(
-        name="glm4_moe_lite",
         model_type="glm4_moe_lite",
         build=_glm4_moe_lite,
         supported_keys=V3_KEYS,
@@ -201,7 +196,6 @@ ZHIPU: Mapping[str, Architecture] = {
         ),
     ),
     "GlmForCausalLM": Architecture(
-        name="glm",
         model_type="glm",
         build=_glm,
         supported_keys=frozenset({"partial_rotary_factor"}),
@@ -209,7 +203,6 @@ ZHIPU: Mapping[str, Architecture] = {
         defaults=_GLM_DEFAULTS,
     ),
     "Glm4ForCausalLM": Architecture(
-        name="glm4",
         model_type="glm4",
         build=_glm4,
         supported_keys=frozenset({"partial_rotary_factor"}),
@@ -225,7 +218,6 @@ ZHIPU: Mapping[str, Architecture] = {
     ),
     CHATGLM: Architecture(
         generation=chatglm_generation,
-        name="chatglm",
         model_type="chatglm",
         build=_chatglm,
         prefix="transformer.",
@@ -256,8 +248,8 @@ ZHIPU: Mapping[str, Architecture] = {
     ),
     CHATGLM_6B: Architecture(
         generation=chatglm_generation,
-        name="chatglm-6b",
         model_type="chatglm",
+        short_name="chatglm-6b",
         build=_chatglm_6b,
         prefix="transformer.",
         qkv_in_groups=True,
@@ -280,7 +272,6 @@ ZHIPU: Mapping[str, Architecture] = {
         ),
     ),
     "Glm4MoeForCausalLM": Architecture(
-        name="glm4_moe",
         model_type="glm4_moe",
         build=glm4_moe,
         supported_keys=MOE_KEYS | {"partial_rotary_factor", "use_qk_norm"},
@@ -294,7 +285,6 @@ ZHIPU: Mapping[str, Architecture] = {
         ),
     ),
     "GlmMoeDsaForCausalLM": Architecture(
-        name="glm_moe_dsa",
         model_type="glm_moe_dsa",
         build=_glm_moe_dsa,
         supported_keys=V3_KEYS,

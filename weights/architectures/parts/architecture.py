@@ -19,7 +19,7 @@ def frozen(**values: Any) -> Mapping[str, Any]:
 class Architecture:
     """One model architecture as data; the table's key is the Hugging Face class name.
 
-    `name` is short and unique; `model_type` is the one of `config.json`.
+    `model_type` is the one of `config.json`, and the unique `name` unless there is a `short_name`.
 
     Tensors: `tensors` maps a canonical name to the Hugging Face name with `{i}` for the layer,
     `{e}` for the expert and `{h}` for the head. An entry `qkv`, `gate_up` or `experts_…` means
@@ -40,10 +40,10 @@ class Architecture:
     generations share it.
     """
 
-    name: str
     model_type: str
     build: Callable[[Keys], ModelConfig]
     tensors: Mapping[str, str]
+    short_name: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=frozen)
     renamed: Mapping[str, str] = field(default_factory=frozen)
     supported_keys: frozenset[str] = frozenset()
@@ -56,6 +56,10 @@ class Architecture:
     transposed: frozenset[str] = frozenset()
     row_vectors: frozenset[str] = frozenset()
     constants: Mapping[str, float] = field(default_factory=frozen)
+
+    @property
+    def name(self) -> str:
+        return self.short_name or self.model_type
 
     def standard_fields(self, config: Fields) -> dict[str, Any]:
         """Return `config` with defaults for absent keys and values under the standard keys.
@@ -73,6 +77,10 @@ class Architecture:
             elif own in config and other is None and complete.get(standard) is True:
                 complete[standard] = False  # null, which is false in transformers
         return complete
+
+
+Architectures = Mapping[str, Architecture]
+"""The architectures of a file by the name of their class."""
 
 
 def tensor_names(in_layer: Mapping[str, str], *, layer: str, **outside: str) -> Mapping[str, str]:

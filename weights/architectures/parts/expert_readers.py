@@ -94,4 +94,6 @@ SHARED_EXPERT = {
     "shared_down": "mlp.shared_expert.down_proj.weight",
 }
 
+CORRECTION = frozen(router_correction="mlp.gate.e_score_correction_bias")
+
 EPS = 1e-20

@@ -6,6 +6,7 @@ from typing import Any
 from swiftchat.weights.architectures.parts.architecture import frozen, llama_tensors
 from swiftchat.weights.architectures.parts.attention import Attention, Values
 from swiftchat.weights.architectures.parts.expert_readers import (
+    CORRECTION,
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERTS,
@@ -111,8 +112,6 @@ LATENT_TENSORS = frozen(
     kv_a_norm="self_attn.kv_a_layernorm.weight",
     kv_b="self_attn.kv_b_proj.weight",
 )
-
-CORRECTION = frozen(router_correction="mlp.gate.e_score_correction_bias")
 
 DENSE_TENSORS = llama_tensors(LATENT_TENSORS)
 

@@ -166,7 +166,7 @@ def test_without_memory_for_a_new_graph_answers_go_on(
         if failing == "capture":
             monkeypatch.setattr(capture, "record", fails)
         else:
-            monkeypatch.setattr(running.graphs.decode.runner, "_launch_sampling", fails)
+            monkeypatch.setattr(running.graphs.decode.graphs, "_launch_sampling", fails)
 
     assert answers(running, {0: (PROMPTS[0], low)}, add) == dict(enumerate(expected))
     assert attempts

@@ -24,7 +24,14 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import to_matrix as gguf_matrix
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
+from swiftchat.weights.quantization.scheme import (
+    Float8,
+    Int4,
+    Int8,
+    Int8Groups,
+    Mxfp4,
+    QuantizedMatrix,
+)
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
@@ -34,7 +41,7 @@ from tests.support.kernels.packed_matrices import kernels_without_gpu, packed, p
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
-SCHEMES = ("int8", "fp8", "fp8-block", "int4")
+SCHEMES = ("int8", "fp8", "fp8-block", "int4", "mxfp4")
 
 
 def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
@@ -71,6 +78,8 @@ def test_matrices_without_a_kernel_are_not_packed() -> None:
         [random_matrix("fp8", 8, 24)],
         [random_matrix("fp8", 8, 48, 3)],
         [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 16), np.float32))],
+        [Mxfp4(np.zeros((8, 128), np.uint8), np.full((8, 16), 120, np.uint8))],
+        [Mxfp4(np.zeros((8, 128), np.uint8), np.full((8, 8), 129, np.uint8))],
     ]
     for several in none:
         assert packed_matrix(several, torch.bfloat16, CPU) is None

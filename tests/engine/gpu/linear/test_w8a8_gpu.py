@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear.linear import Workspace, linear, linear_residual
+from swiftchat.cuda.ops.linear.linear import LinearInput, Workspace, linear, linear_residual
 from swiftchat.cuda.ops.linear.quantize import quantize
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.gpu.linear.plain import LinearKernels
@@ -85,14 +85,14 @@ def test_linear_kernel_applies_row_scales(gpu: Gpu, dtype: torch.dtype, n: int) 
         factors = make.normal(n, dtype=torch.float32).exp()
         expected = factors.double().unsqueeze(1) * (x.double() @ meant.T)
         sums = torch.ones(n, rows, device="cuda")
-        linear_residual(gpu, x, weight, sums, workspace, x_scale=factors)
+        linear_residual(gpu, LinearInput(x, x_scale=factors), weight, sums, workspace)
         assert_close(sums, expected + 1, tolerance)
         if k == 640:
             out = torch.empty(n, rows, device="cuda")
-            linear(gpu, x, weight, out, workspace, x_scale=factors)
+            linear(gpu, LinearInput(x, x_scale=factors), weight, out, workspace)
             assert_close(out, expected, tolerance)
             with pytest.raises(ValueError, match="packed"):
-                linear(gpu, x, make.normal(rows, k), out, workspace, x_scale=factors)
+                linear(gpu, LinearInput(x, x_scale=factors), make.normal(rows, k), out, workspace)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The launches of `KimiDeltaKernels` on emulated kernels against torch's operators, in fp32."""
+"""Kimi by `GatedDeltaKernels`, on emulated kernels, against torch's operators in fp32."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from torch import Tensor
 from swiftchat.cuda.ops.mixers.scans import ScanRows
 from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.comm.communicator import SingleRank
-from swiftchat.engine.gpu.mixers.kimi_delta import KimiDeltaKernels
+from swiftchat.engine.gpu.mixers.gated_delta import GatedDeltaKernels
 from swiftchat.engine.gpu.mixers.mix import kernels_of
-from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerInputs, MixerWeights
 from swiftchat.engine.reference.mixers.kimi_delta import kimi_delta
 from swiftchat.weights.architectures.parts.mixers import KimiDelta
 from tests.support.emulated.kernels import emulated_gpu
@@ -50,11 +50,10 @@ def test_prompts_and_steps_equal_torch() -> None:
     columns = 3 * MIXER.width + MIXER.num_heads + 2 * MIXER.head_dim
     inputs = torch.randn(NUM_TOKENS, columns, generator=generator)
     states = tuple(torch.zeros(1, *shape) for shape in MIXER.states)
-    expected, after = kimi_delta(
-        inputs.unsqueeze(0), states, MIXER, weights, torch.nn.functional.silu
-    )
-    kernels = KimiDeltaKernels(emulated_gpu(), MIXER, "silu")
-    assert kernels_of(MIXER) is KimiDeltaKernels and kernels.scans
+    layer = MixerInputs(weights, states, torch.nn.functional.silu, SingleRank())
+    expected, after = kimi_delta(inputs.unsqueeze(0), states, MIXER, layer)
+    kernels = GatedDeltaKernels(emulated_gpu(), MIXER, "silu")
+    assert kernels_of(MIXER) is GatedDeltaKernels and kernels.scans
     slots = [torch.full((3, *shape), torch.nan) for shape in MIXER.states]
     found = torch.full((NUM_TOKENS, MIXER.width), torch.nan)
     positions = torch.arange(NUM_TOKENS, dtype=torch.int32)
@@ -62,12 +61,12 @@ def test_prompts_and_steps_equal_torch() -> None:
     for first, end in ((0, 9), (9, 18), *((i, i + 1) for i in range(18, NUM_TOKENS))):
         some, pair = slice(first, end), torch.tensor([[current], [1 - current]], dtype=torch.int32)
         out, places = torch.full((end - first, MIXER.width), torch.nan), positions[some].clone()
-        args = (inputs[some].clone(), out, weights, slots)  # aligned
+        args = inputs[some].clone(), out, replace(layer, states=slots)  # aligned
         if end - first > 1:
             starts = torch.tensor([0, end - first], dtype=torch.int32)
-            kernels.scan(*args, ScanRows(starts, pair, places, end - first), SingleRank())
+            kernels.scan(*args, ScanRows(starts, pair, places, end - first))
         else:
-            kernels.step(*args, StepSlots(pair, places), SingleRank())
+            kernels.step(*args, StepSlots(pair, places))
         found[some], current = out, 1 - current
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
     for state, last in zip(slots, after, strict=True):

@@ -12,8 +12,9 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.comm.communicator import RankPlacement
 from swiftchat.engine.generation import build
-from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.steps import back_end
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from tests.support import reference, tiny
 from tests.support.mixer_models import NOT_CAPTURED
 from tests.support.rank_models import RANK_MODELS
@@ -56,7 +57,7 @@ def test_two_ranks_with_one_gpu_equal_the_cpu(
 ) -> None:
     """Batched and alone, with prompts in chunks, prefix reuse and snapshots."""
     expected = turns(tiny.engine(folder, chunk_tokens=16))
-    monkeypatch.setattr(build, "build_graphs", lambda *args: Graphs())
+    monkeypatch.setattr(back_end, "build_graphs", lambda *args: Graphs())
     config = EngineConfig(
         device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=16, tp=2
     )

@@ -21,7 +21,7 @@ from tests.support.mixer_models import GPU_MODELS, NOT_CAPTURED
 from tests.support.speculation import use_oracle
 
 MakeEngine = Callable[..., Engine]
-OFF = SamplingParams(temperature=0, max_tokens=24, speculate="off")
+OFF = SamplingParams(temperature=0, max_tokens=16, speculate="off")
 AUTO = replace(OFF, speculate="auto")
 PROMPT = tiny.random_ids(22, seed=1)
 PROMPTS = {i: tiny.random_ids(1 + 13 * i, seed=i) for i in range(3)}
@@ -125,7 +125,7 @@ def test_ids_are_those_of_plain_decoding(
         ids, ends = tiny.run(engine, {key: prompt}, auto)
         assert ids[key] == expected[key]
         speculated = ends[key].speculated
-        assert speculated is not None and 9 < speculated.num_accepted < speculated.num_proposed
+        assert speculated is not None and 8 < speculated.num_accepted < speculated.num_proposed
         engine.scheduler.check_integrity()
     assert run(engine, PROMPTS, auto) == expected
 
@@ -134,8 +134,8 @@ def test_turns_and_undo_after_accepted_tokens_are_exact(make: MakeEngine, plain:
     """An answer may end within accepted tokens: at a length, or at a token."""
     whole = run(plain, {1: PROMPT}, OFF)
     verified = use_oracle(make(), whole, eager=True)
-    for end in (13, 24):
-        stop = replace(AUTO, stop_ids=(whole[1][end],)) if end < 24 else AUTO
+    for end in (11, 16):
+        stop = replace(AUTO, stop_ids=(whole[1][end],)) if end < 16 else AUTO
         for params in dict.fromkeys((stop, replace(AUTO, max_tokens=end))):  # once if equal
             ids = run(verified, {1: PROMPT}, params)[1]
             assert ids == whole[1][: len(ids)]
@@ -196,7 +196,7 @@ def test_few_slots(make: MakeEngine, plain: Engine) -> None:
 @emulate_few
 def test_look_up_between_async_steps(make: MakeEngine, plain: Engine) -> None:
     """With the engine's own proposer, which finds the next tokens in prompts and answers."""
-    params = replace(OFF, max_tokens=60)
+    params = replace(OFF, max_tokens=40)
     prompts = {1: [5, 6, 7, 8, 9, 10, 11, 12] * 6, 2: tiny.random_ids(30, seed=2)}
     expected = run(plain, prompts, params)
     engine = make()

@@ -1,4 +1,4 @@
-"""The decode batch and async decode, with a graph runner simulated in Python."""
+"""The decode batch and async decode, with graphs simulated in Python."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
-from swiftchat.engine.gpu.steps.graph_runner import Part
+from swiftchat.engine.gpu.steps.decode_graphs import Part
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.sequence import Step, TokenSequence
@@ -55,7 +55,7 @@ def choose(token: int, mask: torch.Tensor | None) -> int:
     return chosen
 
 
-class FakeRunner:
+class FakeGraphs:
     """Updates the decode batch as the kernels of a step do, and checks slots and positions."""
 
     def __init__(self) -> None:
@@ -108,9 +108,9 @@ class Loop:
     def __init__(self, num_blocks: int = 64, fast_forwards: bool = False) -> None:
         self.fast_forwards = fast_forwards
         self.scheduler = Scheduler(BlockAllocator(num_blocks, BLOCK_SIZE), 512, 8)
-        self.runner = FakeRunner()
+        self.graphs = FakeGraphs()
         self.decode = AsyncDecode(
-            self.runner,  # type: ignore[arg-type]
+            self.graphs,  # type: ignore[arg-type]
             self.scheduler,
             CTX_SIZE,
             has_logits=False,
@@ -182,7 +182,7 @@ def test_a_token_limit_causes_no_extra_launch() -> None:
         loop.run_once()
     assert sequence.tokens == expected(sequence, [3, 4, 5])
     # Prefill samples the first token; the limit is known in advance, so no step is discarded.
-    assert loop.runner.num_replays == 19
+    assert loop.graphs.num_replays == 19
 
 
 def test_rows_with_logprobs_are_not_replayed() -> None:
@@ -192,15 +192,15 @@ def test_rows_with_logprobs_are_not_replayed() -> None:
     loop.scheduler.add(plain)
     for _ in range(5):
         loop.run_once()
-    before = loop.runner.num_replays
+    before = loop.graphs.num_replays
     loop.scheduler.add(with_logprobs)
     while with_logprobs in (*loop.scheduler.running, *loop.scheduler.waiting):
         loop.run_once()
         assert not loop.decode.is_in_flight or with_logprobs not in loop.scheduler.running
-    assert before <= loop.runner.num_replays <= before + 1
+    assert before <= loop.graphs.num_replays <= before + 1
     while loop.scheduler.has_work:
         loop.run_once()
-    assert loop.runner.num_replays > before + 1
+    assert loop.graphs.num_replays > before + 1
     assert plain.tokens == expected(plain, [3, 4, 5])
     assert with_logprobs.tokens == expected(with_logprobs, [6, 7])
 
@@ -213,10 +213,10 @@ def test_the_mask_of_a_step_is_loaded_while_its_forward_pass_runs() -> None:
     loop.run_once()
     for _ in range(18):
         loop.run_once()
-        assert loop.runner.has_logits  # of the next step
-    assert loop.runner.num_replays == 18
+        assert loop.graphs.has_logits  # of the next step
+    assert loop.graphs.num_replays == 18
     loop.run_once()
-    assert loop.runner.num_replays == 19 and not loop.runner.has_logits
+    assert loop.graphs.num_replays == 19 and not loop.graphs.has_logits
     assert not loop.scheduler.has_work
 
 

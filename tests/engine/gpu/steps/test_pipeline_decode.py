@@ -1,4 +1,4 @@
-"""Pipeline stages that replay their part of a decode step, with a runner simulated in torch."""
+"""Pipeline stages that replay their part of a decode step, with graphs simulated in torch."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,12 +14,12 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.comm.pipeline import GlooPipeline, SingleStage
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.ops import CudaOps
-from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.decode_graphs import DecodeGraphs
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.gpu.steps.pipeline_decode import PipelineDecode
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.decoder import Decoder
@@ -51,7 +51,7 @@ PENALIZED = SamplingParams(
 )
 
 
-class FakeRunner:
+class FakeGraphs:
     """Computes a stage's part of a step from the decode batch and the residual stream alone."""
 
     def __init__(self, engine: Engine, max_rows: int = 3) -> None:
@@ -161,9 +161,9 @@ def kernels_of_a_step(config: ModelConfig, stage: int, num_stages: int, num_rows
     )
     decoder = Decoder(shard.local_config, weights, ops, None, stages)
     cache = KVCache(shard.local_config, 64, 4, torch.bfloat16, device, heads_first=True)
-    runner = GraphRunner(decoder, ops, cache, DecodeBatch(gpu, 32, 64, 4, config.vocab_size))
+    graphs = DecodeGraphs(decoder, ops, cache, DecodeBatch(gpu, 32, 64, 4, config.vocab_size))
     with gpu.collecting() as specs:
-        runner.launch_kernels(num_rows)
+        graphs.launch_kernels(num_rows)
     return [spec.key for spec in specs]
 
 
@@ -183,17 +183,17 @@ def test_stages_launch_the_kernels_of_a_single_stage(
 
 
 def run_stages(folder: Path, num_stages: int, run, **config):
-    """Return the results of run(stage, engine, runner) of all stages."""
+    """Return the results of run(stage, engine, graphs) of all stages."""
     store = torch.distributed.HashStore()
 
     def run_stage(stage: int):
         stages = GlooPipeline(store, stage, num_stages, 60)
         settings = {"pp": num_stages, "cache_tokens": 256, **config}
         engine = build_engine(folder, replace(TWO, **settings), stages=stages)
-        runner = FakeRunner(engine)
-        pipeline = PipelineDecode(runner, stages)  # type: ignore[arg-type]
+        graphs = FakeGraphs(engine)
+        pipeline = PipelineDecode(graphs, stages)  # type: ignore[arg-type]
         engine.use_graphs(Graphs(pipeline=pipeline))
-        return run(stage, engine, runner)
+        return run(stage, engine, graphs)
 
     with frequent_thread_switches(), ThreadPoolExecutor(num_stages) as pool:
         return list(pool.map(run_stage, range(num_stages)))
@@ -222,14 +222,14 @@ def another_token(sequence: TokenSequence) -> None:
 )
 def test_rows_are_reloaded_unless_each_has_one_more_token(between, appends: bool) -> None:
     calls: list[str] = []
-    runner = SimpleNamespace(
+    graphs = SimpleNamespace(
         batch=SimpleNamespace(max_rows=4, load=lambda *_: calls.append("load")),
         graph=lambda n: SimpleNamespace(replay=lambda: None),
         append_tokens=lambda _: calls.append("append"),
         residual=torch.zeros(4, 8),
         sampled=torch.tensor([7, 0, 0, 0]),
     )
-    decode = PipelineDecode(runner, SingleStage())  # type: ignore[arg-type]
+    decode = PipelineDecode(graphs, SingleStage())  # type: ignore[arg-type]
     sequence = TokenSequence(1, [5, 6], GREEDY)
     sequence.num_computed, sequence.block_table = 1, [3]
     row = Row(sequence, 1)
@@ -254,11 +254,11 @@ def test_replayed_stages_answer_as_a_single_stage(name: str, tmp_path: Path) -> 
         (prompts(6), GREEDY),
     ]
 
-    def run(stage: int, engine: Engine, runner: FakeRunner) -> list[object]:
+    def run(stage: int, engine: Engine, graphs: FakeGraphs) -> list[object]:
         found = [tiny.run(engine, *request)[0] for request in requests]
-        assert runner.num_appends > 3 * 12  # of the four sequences only the last steps
-        assert runner.num_replays - runner.num_appends < 8
-        return [found, runner.num_replays, engine.allocator.num_used]
+        assert graphs.num_appends > 3 * 12  # of the four sequences only the last steps
+        assert graphs.num_replays - graphs.num_appends < 8
+        return [found, graphs.num_replays, engine.allocator.num_used]
 
     single = tiny.engine(tmp_path, chunk_tokens=16, cache_tokens=256)
     expected = [tiny.run(single, *request)[0] for request in requests]
@@ -272,9 +272,9 @@ def test_a_preempted_sequence_continues_correctly(tmp_path: Path) -> None:
     params = replace(PENALIZED, max_tokens=30)
     tight = {"cache_tokens": 88, "ctx_size_tokens": 60}
 
-    def run(stage: int, engine: Engine, runner: FakeRunner) -> dict[int, list[int]]:
+    def run(stage: int, engine: Engine, graphs: FakeGraphs) -> dict[int, list[int]]:
         ids = tiny.run(engine, prompts(20, 21, 22), params)[0]
-        assert runner.num_replays > runner.num_appends > 20
+        assert graphs.num_replays > graphs.num_appends > 20
         return ids
 
     expected = tiny.run(tiny.engine(tmp_path), prompts(20, 21, 22), params)[0]
@@ -284,12 +284,12 @@ def test_a_preempted_sequence_continues_correctly(tmp_path: Path) -> None:
 def test_a_stage_without_memory_for_a_graph_computes_without_it(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
 
-    def run(stage: int, engine: Engine, runner: FakeRunner) -> list[dict[int, list[int]]]:
+    def run(stage: int, engine: Engine, graphs: FakeGraphs) -> list[dict[int, list[int]]]:
         found = []
         for full_stage in (None, 1, 0, 2):
-            runner.out_of_memory, before = stage == full_stage, runner.num_replays
+            graphs.out_of_memory, before = stage == full_stage, graphs.num_replays
             found.append(tiny.run(engine, prompts(9, 4), PENALIZED)[0])
-            assert (runner.num_replays == before) == runner.out_of_memory
+            assert (graphs.num_replays == before) == graphs.out_of_memory
         return found
 
     expected = tiny.run(tiny.engine(tmp_path), prompts(9, 4), PENALIZED)[0]
@@ -299,14 +299,14 @@ def test_a_stage_without_memory_for_a_graph_computes_without_it(tmp_path: Path) 
 def test_non_finite_logits_of_the_last_stage_fail_on_all_stages(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
 
-    def run(stage: int, engine: Engine, runner: FakeRunner) -> object:
+    def run(stage: int, engine: Engine, graphs: FakeGraphs) -> object:
         engine.add(1, [5, 6, 7], GREEDY)
         ends = [event for _ in range(3) for _, event in engine.step()]
         if stage == 1:
             tiny.plain_tensor(engine.decoder.weights.lm_head).fill_(torch.nan)
         while engine.has_work:
             ends += [event for _, event in engine.step()]
-        assert runner.num_replays > 2
+        assert graphs.num_replays > 2
         return ends[-1]
 
     for end in run_stages(tmp_path, 2, run):

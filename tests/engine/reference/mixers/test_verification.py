@@ -12,8 +12,8 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.model.memory import plan_shard_cache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import TokenSequence
@@ -25,7 +25,7 @@ from tests.support import reference, tiny
 from tests.support.speculation import use_oracle
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 
-OFF = SamplingParams(temperature=0, max_tokens=24, speculate="off")
+OFF = SamplingParams(temperature=0, max_tokens=16, speculate="off")
 PROMPT = tiny.random_ids(9, seed=4)
 # One of each kind of mixer, two of which have no native kernels.
 KINDS = ("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba")
@@ -75,7 +75,7 @@ def test_ids_and_logprobs_equal_those_of_plain_decoding(
     ids, found = tiny.logprobs(engine, PROMPT, replace(params, speculate="auto"))
     assert ids == plain
     # More tokens than the answer: some were proposed and rejected.
-    assert engine.stats()["computed_tokens"] > len(PROMPT) + 24
+    assert engine.stats()["computed_tokens"] > len(PROMPT) + 16
     if "torch" not in engine.info.device:
         assert found == logprobs
     else:  # torch's sums depend on the number of rows
@@ -112,8 +112,8 @@ def test_turns_and_undo_after_accepted_tokens_are_exact(folder: Path, native: bo
     plain, _ = tiny.run(engine(), {1: PROMPT}, OFF)
     # An answer may end within accepted tokens: at a length, or at a token.
     other = engine()  # it verifies nothing
-    for end in (13, 24):
-        stop = replace(OFF, stop_ids=(plain[1][end],)) if end < 24 else OFF
+    for end in (11, 16):
+        stop = replace(OFF, stop_ids=(plain[1][end],)) if end < 16 else OFF
         limit = replace(OFF, max_tokens=end)
         for params in dict.fromkeys((stop, limit)):  # once if equal
             verified = use_oracle(engine(), plain)

@@ -1,40 +1,22 @@
 """The interface of a back end: how a device computes a model."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.engine.comm.pipeline import Pipeline
+from swiftchat.engine.api.protocol import OnProgress
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.decoder_parts import DecoderParts
 from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.ops import Ops
+from swiftchat.engine.model.prediction_head import Chain, PredictionHead
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.chunk import ChunkLimit
+from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.weights.architectures.parts.model import ModelConfig
-from swiftchat.weights.parallel.tensor_parallel import Shard
-
-
-@dataclass(frozen=True)
-class DecoderParts:
-    """What a back end makes the decoder of one rank of.
-
-    `new_cache` allocates the KV cache in a layout, `heads_first` or not. Batches have at most
-    `max_tokens` tokens and `max_num_seqs` sequences. Hidden states of `hidden_layers` are read.
-    """
-
-    shard: Shard
-    weights: DecoderWeights
-    ranks: Communicator
-    stages: Pipeline
-    new_cache: Callable[[bool], KVCache]
-    ctx_size_tokens: int
-    max_tokens: int
-    max_num_seqs: int
-    hidden_layers: Collection[int] = ()
 
 
 class BackEnd(Protocol):
@@ -74,3 +56,21 @@ class BackEnd(Protocol):
 
     def decoder(self, parts: DecoderParts) -> tuple[Decoder, KVCache]:
         """Return the decoder of a rank, and its cache."""
+
+    def graphs(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        scheduler: Scheduler,
+        ctx_size_tokens: int,
+        on_progress: OnProgress,
+    ) -> Graphs | None:
+        """Capture the steps of its decoder, whose cache is not used yet; None: it captures none."""
+
+    def head_ops(
+        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
+    ) -> Ops | None:
+        """Return what computes the layer of a prediction head; None: nothing here does."""
+
+    def head_chain(self, head: PredictionHead, ctx_size_tokens: int) -> Chain | None:
+        """Return what computes a head's chain without the host, whose layer `head_ops` computes."""

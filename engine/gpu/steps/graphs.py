@@ -11,13 +11,12 @@ from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS
 from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
-from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.decode_graphs import DecodeGraphs
 from swiftchat.engine.gpu.steps.pipeline_decode import PipelineDecode
 from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs
 from swiftchat.engine.gpu.steps.verification import VERIFIED_ROWS, Verification
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.memory import CachePlan
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.steps.runner import StepInputs, StepRunner
@@ -56,32 +55,40 @@ def build_graphs(
     ops: CudaOps,
     cache: KVCache,
     scheduler: Scheduler,
-    plan: CachePlan,
+    ctx_size_tokens: int,
     on_progress: OnProgress,
 ) -> Graphs:
     """Compile the kernels of a single conversation on all cores and capture its decode step.
 
     The cache must not be in use yet.
     """
-    max_blocks = -(-plan.ctx_size_tokens // cache.block_size)
-    runner: GraphRunner | None = None
-    verifier: GraphRunner | None = None
+    max_blocks = -(-ctx_size_tokens // cache.block_size)
+    sizes = max_blocks, cache.block_size, decoder.config.vocab_size
+    decode_steps: DecodeGraphs | None = None
+    verified_steps: DecodeGraphs | None = None
     prefill: PrefillGraphs | None = None
     if _computes_experts(decoder, ops):
-        max_num_seqs, chunk_tokens = scheduler.max_num_seqs, scheduler.chunk_tokens
-        runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks)
-        verifier = _verifier(decoder, ops, cache, max_blocks)
+        max_rows = min(scheduler.max_num_seqs, DECODE_ROWS[-1])
+        batch = DecodeBatch(ops.gpu, max_rows, *sizes, cache.states.layers)
+        decode_steps = DecodeGraphs(decoder, ops, cache, batch)
+        if _can_verify(decoder):
+            batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], *sizes, cache.states.layers)
+            verified_steps = DecodeGraphs(
+                decoder, ops, cache, batch, VERIFIED_ROWS, shares_blocks=True
+            )
+            if not verified_steps.exchanges_directly:
+                verified_steps = None
         if decoder.config.mixer is None or ops.mixers.scans:
-            prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks)
+            prefill = PrefillGraphs(decoder, ops, cache, scheduler.chunk_tokens, max_blocks)
 
     def launch() -> None:
-        if runner is None:
+        if decode_steps is None:
             decoder.forward(_prompt(1, cache.block_size).batch, cache)
         else:
-            runner.launch_kernels(1)
-        if verifier is not None:
+            decode_steps.launch_kernels(1)
+        if verified_steps is not None:
             for num_rows in VERIFIED_ROWS:
-                verifier.launch_kernels(num_rows)
+                verified_steps.launch_kernels(num_rows)
         decoder.forward(_prompt(32, cache.block_size).batch, cache)
         if prefill is not None:
             prefill.compute(_prompt(32, cache.block_size))
@@ -89,19 +96,19 @@ def build_graphs(
     compile_kernels(
         ops.gpu, launch, lambda done, total: on_progress("compiling kernels", done, total)
     )
-    if runner is None:
+    if decode_steps is None:
         return Graphs()
-    runner.graph(1)
-    if verifier is not None and decoder.ranks.size > 1:
+    decode_steps.graph(1)
+    if verified_steps is not None and decoder.ranks.size > 1:
         # Later, one rank alone might have no memory for them, and compute another step.
         for num_rows in VERIFIED_ROWS:
-            verifier.graph(num_rows)
+            verified_steps.graph(num_rows)
     if decoder.stages.size > 1:
-        return Graphs(pipeline=PipelineDecode(runner, decoder.stages), prefill=prefill)
+        return Graphs(pipeline=PipelineDecode(decode_steps, decoder.stages), prefill=prefill)
     # With several ranks, the graph's logits are those of all ranks, which the sampler gathers.
     has_logits = decoder.ranks.size == 1
-    decode = AsyncDecode(runner, scheduler, plan.ctx_size_tokens, has_logits=has_logits)
-    verification = None if verifier is None else Verification(verifier)
+    decode = AsyncDecode(decode_steps, scheduler, ctx_size_tokens, has_logits=has_logits)
+    verification = None if verified_steps is None else Verification(verified_steps)
     return Graphs(decode=decode, prefill=prefill, verification=verification)
 
 
@@ -112,42 +119,13 @@ def _computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
     return min(decoder.stages.gather_from_stages(everywhere)) > 0
 
 
-def _graph_runner(
-    decoder: Decoder,
-    ops: CudaOps,
-    cache: KVCache,
-    max_num_seqs: int,
-    max_blocks: int,
-) -> GraphRunner:
-    """Return the runner of decode steps."""
-    max_rows = min(max_num_seqs, DECODE_ROWS[-1])
-    sizes = max_blocks, cache.block_size, decoder.config.vocab_size
-    batch = DecodeBatch(ops.gpu, max_rows, *sizes, cache.states.layers)
-    return GraphRunner(decoder, ops, cache, batch)
+def _can_verify(decoder: Decoder) -> bool:
+    """Return whether captured steps can verify proposed tokens: not those of several stages.
 
-
-def _verifier(
-    decoder: Decoder,
-    ops: CudaOps,
-    cache: KVCache,
-    max_blocks: int,
-) -> GraphRunner | None:
-    """Return the runner of verification steps, None if there are several stages.
-
-    Several ranks have one if all of them use their peer buffers alone, which mixers with a state do
-    not.
+    Several ranks can if all of them use their peer buffers alone, which mixers with a state do not.
     """
-    if decoder.stages.size > 1:
-        return None
-    if decoder.ranks.size > 1 and decoder.config.mixer is not None:
-        return None
-    sizes = max_blocks, cache.block_size, decoder.config.vocab_size
-    batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], *sizes, cache.states.layers)
-    runner = GraphRunner(
-        *(decoder, ops, cache, batch, VERIFIED_ROWS),
-        shares_blocks=True,
-    )
-    return runner if runner.exchanges_directly else None
+    has_states = decoder.config.mixer is not None
+    return decoder.stages.size == 1 and not (decoder.ranks.size > 1 and has_states)
 
 
 def _prompt(num_tokens: int, block_size: int) -> StepInputs:

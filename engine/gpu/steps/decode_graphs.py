@@ -30,7 +30,7 @@ from swiftchat.engine.schedule.sequence import TokenSequence
 Part = Literal["step", "forward", "sampling"]
 
 
-class GraphRunner:
+class DecodeGraphs:
     """Captures and replays decode steps, from the embeddings to the sampled tokens.
 
     `StepDecoder` computes them up to the logits.

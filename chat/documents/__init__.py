@@ -1,0 +1,1 @@
+"""PDF and office documents as Markdown, read by a process of its own."""

@@ -1,0 +1,57 @@
+"""The models that the API serves, and the one model of `swiftchat serve MODEL`."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from swiftchat.chat.endpoint.errors import ApiError
+from swiftchat.chat.model.chat_model import ChatModel
+
+
+class ServedModels(Protocol):
+    """Models by name. `names` and `full_name` may read folders, so they run on threads."""
+
+    def names(self) -> list[str]:
+        """List the full names of the models."""
+
+    def full_name(self, name: str) -> str:
+        """Return the name that a model is listed by; raises `ApiError` 404 for an unknown one."""
+
+    def use(self, name: str) -> contextlib.AbstractAsyncContextManager[ChatModel]:
+        """Yield a model that is ready, and keep it loaded meanwhile.
+
+        Raises `ApiError` 404 for an unknown name, and the error of loading the model.
+        """
+
+    def wait_ended(self) -> None:
+        """Wait until nothing can be served any more, on any thread."""
+
+
+class OneModel:
+    """The only model of a server, which ends with its engine."""
+
+    def __init__(self, chat_model: ChatModel) -> None:
+        self._chat_model = chat_model
+        chat_model.prepare()
+
+    def names(self) -> list[str]:
+        return [self._chat_model.name]
+
+    def full_name(self, name: str) -> str:
+        if name not in (self._chat_model.name, self._chat_model.config.model):
+            only = f"is not served, only {self._chat_model.name!r}"
+            raise unknown_model(name, only)
+        return self._chat_model.name
+
+    @contextlib.asynccontextmanager
+    async def use(self, name: str) -> AsyncGenerator[ChatModel]:
+        self.full_name(name)
+        yield self._chat_model
+
+    def wait_ended(self) -> None:
+        self._chat_model.engine.wait_ended()
+
+
+def unknown_model(name: str, reason: str) -> ApiError:
+    """Return the error of a request for a model that is not there."""
+    return ApiError(404, f"the model {name!r:.200} {reason}", "model_not_found", "model")
