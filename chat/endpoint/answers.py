@@ -1,15 +1,13 @@
-"""Answers on the event loop: started and iterated on threads, canceled with their request."""
+"""Work for requests: a limited number of jobs, on threads, canceled with their request."""
 
 import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.reasoning import ReasoningText
 
 _MAX_ANSWERS = 64  # running or waiting for the engine
 
@@ -21,15 +19,8 @@ class Job(Protocol):
 
 
 OneJob = TypeVar("OneJob", bound=Job)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of an answer, and the number of the answer's tokens up to its end."""
-
-    text: str
-    is_reasoning: bool
-    num_tokens: int
+T = TypeVar("T")
+Post = Callable[[T], None]
 
 
 class Answers:
@@ -37,14 +28,14 @@ class Answers:
 
     def __init__(self) -> None:
         self._num_open = 0
-        # Rendering and encoding share caches of the tokenizer.
-        self._encoding = threading.Lock()
+        # Rendering and encoding share caches of the tokenizer: one at a time, in order.
+        self._encoder = ThreadPoolExecutor(1, "encoder")
 
     @contextlib.asynccontextmanager
     async def open(
         self, start: Callable[[], OneJob], num_answers: int = 1
     ) -> AsyncGenerator[OneJob]:
-        """Call `start` on a thread and yield its job, of `num_answers`; cancel it at the end.
+        """Call `start` as `encoded` does and yield its job, of `num_answers`; cancel it at the end.
 
         Raises `ApiError` if too many answers are open, and what `start` raises.
         """
@@ -53,7 +44,7 @@ class Answers:
             raise ApiError(503, message, "busy")
         self._num_open += num_answers
         try:
-            job = await asyncio.to_thread(self._started, start)
+            job = await self.encoded(start)
             try:
                 yield job
             finally:
@@ -61,38 +52,47 @@ class Answers:
         finally:
             self._num_open -= num_answers
 
-    def _started(self, start: Callable[[], OneJob]) -> OneJob:
-        with self._encoding:
-            return start()
+    async def encoded(self, encode: Callable[[], T]) -> T:
+        """Return what a function returns that renders or encodes text."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
 
 
-async def pieces(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece | None]]:
-    """Iterate over answers, each on a thread; yields their pieces as they come, with the index.
+async def posted(
+    works: Sequence[Callable[[Post[T]], None]], silence_s: float | None = None
+) -> AsyncGenerator[T | None]:
+    """Do each work on a thread of its own, and yield what they post until all have ended.
 
-    None is the end of an answer. Raises the first error of any.
+    None stands for `silence_s` seconds without anything. Raises the first error of any.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
 
-    def post(index: int, item: Piece | Exception | None) -> None:
+    def post(item: tuple[T] | BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(queue.put_nowait, (index, item))
+            loop.call_soon_threadsafe(queue.put_nowait, item)
 
-    def iterate(index: int, answer: Answer) -> None:
+    def run(work: Callable[[Post[T]], None]) -> None:
+        end: BaseException | None = None
         try:
-            for piece in answer:
-                is_reasoning = isinstance(piece, ReasoningText)
-                post(index, Piece(str(piece), is_reasoning, answer.num_tokens))
-            post(index, None)
-        except Exception as error:  # noqa: BLE001  (raised again on the event loop)
-            post(index, error)
+            work(lambda item: post((item,)))
+        except BaseException as error:  # noqa: BLE001  (raised again on the event loop)
+            end = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        post(end)
 
-    for numbered in enumerate(answers):
-        threading.Thread(target=iterate, args=numbered, name="answer", daemon=True).start()
-    num_running = len(answers)
+    for work in works:
+        threading.Thread(target=run, args=(work,), name="answer", daemon=True).start()
+    num_running = len(works)
     while num_running:
-        index, item = await queue.get()
-        if isinstance(item, Exception):
-            raise item
-        num_running -= item is None
-        yield index, item
+        try:
+            async with asyncio.timeout(silence_s):
+                item = await queue.get()
+        except TimeoutError:
+            yield None
+            continue
+        match item:
+            case BaseException():
+                raise item
+            case None:
+                num_running -= 1
+            case (found,):
+                yield found

@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from swiftchat.chat.endpoint.answers import Answers
 from swiftchat.chat.endpoint.body import read_body
-from swiftchat.chat.endpoint.chat_completions import ChatFormat, chat_answers
-from swiftchat.chat.endpoint.completions import CompletionFormat, completion_answers
+from swiftchat.chat.endpoint.chat_completions import chat_answers, chat_response
+from swiftchat.chat.endpoint.completions import completion_answers, completion_response
 from swiftchat.chat.endpoint.embeddings import EmbeddingJob, EmbeddingsRequest
 from swiftchat.chat.endpoint.errors import ApiError, api_error
 from swiftchat.chat.endpoint.generation import complete, respond
@@ -27,7 +27,6 @@ from swiftchat.chat.endpoint.served_models import ServedModels
 from swiftchat.chat.endpoint.token import RequireToken
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.errors import SwiftchatError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -65,7 +64,7 @@ class Api:
         return Starlette(
             routes=routes,
             middleware=[Middleware(RequireToken, token=token)],
-            exception_handlers={HTTPException: _report_http_error},
+            exception_handlers={HTTPException: _report_http_error, Exception: _report_error},
         )
 
     async def models(self, request: Request) -> Response:
@@ -82,20 +81,21 @@ class Api:
     ) -> Response:
         if body.effort is not None:
             self._note_ignored_effort(chat_model)
-        start, form = chat_answers(chat_model, body), ChatFormat(chat_model, body)
-        return await respond(request, self._answers, start, form, body)
+        start, response = chat_answers(chat_model, body), chat_response(chat_model, body)
+        return await respond(request, self._answers, start, response, body)
 
     async def completion(
         self, request: Request, chat_model: ChatModel, body: CompletionRequest
     ) -> Response:
-        start, form = completion_answers(chat_model, body), CompletionFormat(chat_model, body)
-        return await respond(request, self._answers, start, form, body)
+        start = completion_answers(chat_model, body)
+        response = completion_response(chat_model, body)
+        return await respond(request, self._answers, start, response, body)
 
     async def embeddings(
         self, request: Request, chat_model: ChatModel, body: EmbeddingsRequest
     ) -> Response:
         async with self._answers.open(lambda: EmbeddingJob(chat_model, body)) as job:
-            return JSONResponse(await complete(request, job.response()))
+            return JSONResponse(await complete(request, job.response(self._answers)))
 
     async def engine(
         self, request: Request, chat_model: ChatModel, body: EngineRequest
@@ -154,15 +154,14 @@ def _reporting_errors(handler: Handler) -> Handler:
     async def handle(request: Request) -> Response:
         try:
             return await handler(request)
-        except ApiError as error:
-            return error.response()
-        except SwiftchatError as error:
-            return api_error(error).response()
         except Exception as error:  # noqa: BLE001  (a failed request does not end the server)
-            print_notice(f"error: {request.url.path}: {type(error).__name__}: {error}")
-            return ApiError(500, "internal error", "internal_error").response()
+            return await _report_error(request, error)
 
     return handle
+
+
+async def _report_error(request: Request, error: Exception) -> Response:
+    return api_error(error, request.url.path).response()
 
 
 async def _report_http_error(request: Request, error: Exception) -> Response:

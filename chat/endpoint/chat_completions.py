@@ -1,23 +1,23 @@
 """`POST /v1/chat/completions`."""
 
 import json
-import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.chat.endpoint.answers import Piece
-from swiftchat.chat.endpoint.generation import Choice, Format, finish_reason, usage
-from swiftchat.chat.endpoint.logprobs import chat_logprobs
+from swiftchat.chat.endpoint.choice import Choice, Response
+from swiftchat.chat.endpoint.logprobs import ChatLogprobs
 from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
+from swiftchat.chat.endpoint.tool_choice import answer_format, offered
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
-from swiftchat.chat.tools.typed_arguments import typed_arguments
+from swiftchat.chat.model.reasoning import ReasoningText
+from swiftchat.chat.tools.call_stream import CallDelta, CallText
+from swiftchat.tokenizer import Tokenizer
 
 
 def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], AnswerGroup]:
@@ -27,20 +27,19 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     """
     params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
     stops = body.stops()
-    messages, output_format = template_messages(body.messages), body.output_format
+    messages, offer = template_messages(body.messages), offered(body)
+    output_format = answer_format(body, offer)
 
     def start() -> AnswerGroup:
-        tools = body.offered_tools
         variables = _template_variables(chat_model, body)
-        tool_format = chat_model.prompts.require_tools().tool_format if tools else None
-        encode = chat_model.prompts.encoder(tools=tools, more_variables=variables)
+        encode = chat_model.prompts.encoder(tools=offer.tools, more_variables=variables)
         return chat_model.start_answers(
             message_versions(messages),
             encode,
             params,
             stops,
             body.num_answers,
-            tool_format=tool_format,
+            offer=offer,
             output_format=output_format,
         )
 
@@ -53,28 +52,42 @@ def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> d
     return {**variables, **(body.chat_template_kwargs or {})}
 
 
-class ChatFormat(Format):
-    """The objects of a chat completion."""
+def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> Response:
+    """Return the response of a chat completion."""
+    return Response(
+        *(chat_model.name, "chatcmpl", "chat.completion", "chat.completion.chunk"),
+        lambda index, answer: ChatChoice(index, answer, chat_model.tokenizer),
+        body.includes_usage,
+    )
 
-    def __init__(self, chat_model: ChatModel, body: ChatCompletionRequest) -> None:
-        self._chat_model, self._body = chat_model, body
-        self._common = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": chat_model.name,
-        }
 
-    def response(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return {
-            **self._common,
-            "object": "chat.completion",
-            "choices": list(map(self._whole, choices)),
-            "usage": usage(choices),
-        }
+class ChatChoice(Choice):
+    """One of the answers of a chat completion."""
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        """Return the object of a whole answer."""
-        answer = choice.answer
+    def __init__(self, index: int, answer: Answer, tokenizer: Tokenizer) -> None:
+        super().__init__(index, answer)
+        self._logprobs = ChatLogprobs(answer, tokenizer)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return "tool_calls" if self.answer.tool_calls else super().finish_reason
+
+    def begin(self) -> dict[str, Any]:
+        return self._chunk({"role": "assistant", "content": ""}, None)
+
+    def push(self, piece: str) -> dict[str, Any] | None:
+        if isinstance(piece, CallDelta):
+            return self._chunk({"tool_calls": [_call_delta(piece)]}, self._logprobs.next())
+        if not piece or isinstance(piece, CallText):  # the client has that in pieces of a call
+            return None
+        name = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
+        return self._chunk({name: piece}, self._logprobs.next())
+
+    def end(self) -> dict[str, Any]:
+        return self._chunk({}, self._logprobs.next(), self.finish_reason)
+
+    def whole(self) -> dict[str, Any]:
+        answer = self.answer
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text,
@@ -84,67 +97,36 @@ class ChatFormat(Format):
             message["reasoning_content"] = answer.reasoning
         if answer.tool_calls:
             message["content"] = answer.text.strip() or None
-            message["tool_calls"] = list(map(self._call_object, answer.tool_calls))
+            message["tool_calls"] = list(map(_call_object, answer.tool_calls))
         return {
-            "index": choice.index,
+            "index": self.index,
             "message": message,
-            "logprobs": self._new_logprobs(choice, answer.num_tokens),
-            "finish_reason": _finish_reason(answer),
-        }
-
-    def first_chunk(self, choice: Choice) -> dict[str, Any]:
-        return self._chunk(choice, {"role": "assistant", "content": ""})
-
-    def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        name = "reasoning_content" if piece.is_reasoning else "content"
-        logprobs = self._new_logprobs(choice, piece.num_tokens)
-        return self._chunk(choice, {name: piece.text}, logprobs)
-
-    def last_chunk(self, choice: Choice) -> dict[str, Any]:
-        answer = choice.answer
-        logprobs = self._new_logprobs(choice, answer.num_tokens)
-        calls = [
-            {"index": index, **self._call_object(call)}
-            for index, call in enumerate(answer.tool_calls)
-        ]
-        delta = {"tool_calls": calls} if calls else {}
-        return self._chunk(choice, delta, logprobs, _finish_reason(answer))
-
-    def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
-        if not self._body.includes_usage:
-            return None
-        return {
-            **self._common,
-            "object": "chat.completion.chunk",
-            "choices": [],
-            "usage": usage(choices),
+            "logprobs": self._logprobs.next(),
+            "finish_reason": self.finish_reason,
         }
 
     def _chunk(
         self,
-        choice: Choice,
         delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
+        logprobs: dict[str, Any] | None,
         finish_reason: str | None = None,
     ) -> dict[str, Any]:
-        one = {
-            "index": choice.index,
+        return {
+            "index": self.index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        chunk = {**self._common, "object": "chat.completion.chunk", "choices": [one]}
-        return {**chunk, "usage": None} if self._body.includes_usage else chunk
-
-    def _call_object(self, call: ToolCall) -> dict[str, Any]:
-        values = typed_arguments(call.arguments, self._body.parameters_of(call.name))
-        function = {"name": call.name, "arguments": json.dumps(values, ensure_ascii=False)}
-        return {"id": call.id, "type": "function", "function": function}
-
-    def _new_logprobs(self, choice: Choice, num_tokens: int) -> dict[str, Any] | None:
-        start, choice.num_reported = choice.num_reported, num_tokens
-        return chat_logprobs(choice.answer, self._chat_model.tokenizer, start, num_tokens)
 
 
-def _finish_reason(answer: Answer) -> str | None:
-    return "tool_calls" if answer.tool_calls else finish_reason(answer)
+def _call_delta(piece: CallDelta) -> dict[str, Any]:
+    if not piece.name:
+        return {"index": piece.number, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.number, "id": piece.id, "type": "function", "function": function}
+
+
+def _call_object(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,14 +1,14 @@
 """`POST /v1/embeddings`: embeddings of texts or token ids."""
 
-import asyncio
 import base64
 import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swiftchat.chat.endpoint.answers import Answers, Post, posted
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.requests import refuse
 from swiftchat.chat.model.chat_model import ChatModel
@@ -43,52 +43,49 @@ class EmbeddingsRequest(BaseModel):
 
 
 class EmbeddingJob:
-    """The embeddings of one request: its inputs as token ids, and the engine that computes them.
-
-    The constructor raises `ApiError` and `SwiftchatError` for inputs that have no embedding.
-    """
+    """The embeddings of one request, and the engine that computes them."""
 
     def __init__(self, chat_model: ChatModel, body: EmbeddingsRequest) -> None:
-        self._engine, self._body, self._name = chat_model.engine, body, chat_model.name
-        self._prompts = [_ids(chat_model, one) for one in body.inputs]
-        names = [f"input {i}" for i in range(len(self._prompts))]
-        context = chat_model.wait_ready().ctx_size_tokens
-        check_prompts(self._prompts, context, names if len(names) > 1 else ["the input"])
+        self._chat_model, self._body = chat_model, body
         self._is_canceled = threading.Event()
 
     def cancel(self) -> None:
-        """End `compute` after the text that is being computed."""
+        """End the computation after the text that is being computed."""
         self._is_canceled.set()
 
-    async def response(self) -> dict[str, Any]:
-        """Compute the embeddings on a thread; return the object of the answer."""
-        executor = ThreadPoolExecutor(1, "embeddings")
-        try:
-            vectors = await asyncio.get_running_loop().run_in_executor(executor, self.compute)
-        finally:
-            executor.shutdown(wait=False)
+    async def response(self, answers: Answers) -> dict[str, Any]:
+        """Compute the embeddings; return the object of the answer.
+
+        The texts are encoded one by one, so that other requests come in between. Raises `ApiError`
+        and `SwiftchatError` for inputs that have no embedding.
+        """
+        inputs = self._body.inputs
+        prompts = [await answers.encoded(partial(_ids, self._chat_model, one)) for one in inputs]
+        names = [f"input {i}" for i in range(len(prompts))]
+        info = await answers.encoded(self._chat_model.wait_ready)
+        check_prompts(prompts, info.ctx_size_tokens, names if len(names) > 1 else ["the input"])
+        found = posted([partial(self._compute, prompts)])
+        vectors = [vector async for vector in found if vector is not None]
         width, wanted = len(vectors[0]), self._body.dimensions
         rule = f"the embeddings of this model have {width} dimensions and cannot be shortened"
         refuse(wanted not in (None, width), "dimensions", rule)
-        num_tokens = sum(map(len, self._prompts))
+        num_tokens = sum(map(len, prompts))
         return {
             "object": "list",
             "data": [
                 {"object": "embedding", "index": i, "embedding": self._encoded(vector)}
                 for i, vector in enumerate(vectors)
             ],
-            "model": self._name,
+            "model": self._chat_model.name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
 
-    def compute(self) -> list[list[float]]:
-        """Return embeddings of length 1, as OpenAI's are; fewer than inputs if canceled."""
-        found: list[list[float]] = []
-        for values in embed(self._engine, self._prompts, self._body.pooling):
-            found.append(normalized(values))
+    def _compute(self, prompts: list[tuple[int, ...]], post: Post[list[float]]) -> None:
+        """Post embeddings of length 1, as OpenAI's are; fewer than prompts if canceled."""
+        for values in embed(self._chat_model.engine, prompts, self._body.pooling):
+            post(normalized(values))
             if self._is_canceled.is_set():
-                break
-        return found
+                return
 
     def _encoded(self, vector: list[float]) -> list[float] | str:
         if self._body.encoding_format != "base64":

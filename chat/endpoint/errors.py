@@ -4,6 +4,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import BadModelFile, ContextOverflow, SwiftchatError, UsageError
 
 
@@ -27,11 +28,16 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
-def api_error(error: SwiftchatError) -> ApiError:
-    """Return the error of a request that the tokenizer or the engine has refused."""
+def api_error(error: BaseException, path: str) -> ApiError:
+    """Return what the client of a path is told about any error; print those of the program."""
     match error:
+        case ApiError():
+            return error
         case ContextOverflow():
             return ApiError(400, error.message, "context_length_exceeded")
         case UsageError() | BadModelFile():  # the chat template rejects the messages
             return ApiError(400, error.message)
-    return ApiError(503, error.message, "engine_error")
+        case SwiftchatError():
+            return ApiError(503, error.message, "engine_error")
+    print_notice(f"error: {path}: {type(error).__name__}: {error}")
+    return ApiError(500, "internal error", "internal_error")

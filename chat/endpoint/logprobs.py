@@ -1,5 +1,6 @@
 """Log probabilities in the formats of chat completions and completions."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from swiftchat.chat.model.answer import Answer
@@ -10,55 +11,81 @@ from swiftchat.tokenizer import Tokenizer
 _LOWEST = -9999.0  # instead of -inf, which JSON does not have
 
 
-def chat_logprobs(
-    answer: Answer, tokenizer: Tokenizer, start: int, end: int
-) -> dict[str, Any] | None:
-    """Return the `logprobs` of the answer's tokens `start : end`; None if not requested."""
-    if answer.params.logprobs is None:
-        return None
+class Logprobs(ABC):
+    """The `logprobs` of an answer, which are reported part by part."""
 
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        content = token_bytes(tokenizer, token_id)
+    def __init__(self, answer: Answer, tokenizer: Tokenizer) -> None:
+        self._answer, self._tokenizer = answer, tokenizer
+        self._num_reported = 0
+
+    def next(self) -> dict[str, Any] | None:
+        """Return those of the tokens since the last call; None if they were not requested."""
+        answer = self._answer
+        if answer.params.logprobs is None:
+            return None
+        new = slice(self._num_reported, answer.num_tokens)
+        self._num_reported = answer.num_tokens
+        return self._object(list(zip(answer.ids[new], answer.logprobs[new], strict=True)))
+
+    @abstractmethod
+    def _object(self, tokens: list[tuple[int, Logprob]]) -> dict[str, Any]: ...
+
+
+class ChatLogprobs(Logprobs):
+    """In the format of chat completions: an entry for each token."""
+
+    def _object(self, tokens: list[tuple[int, Logprob]]) -> dict[str, Any]:
+        content = [
+            {
+                **self._entry(token_id, one.logprob),
+                "top_logprobs": [self._entry(*other) for other in one.top],
+            }
+            for token_id, one in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        content = token_bytes(self._tokenizer, token_id)
         text = content.decode("utf-8", "replace")
         return {"token": text, "logprob": _finite(logprob), "bytes": list(content)}
 
-    content = [
-        {
-            **entry(token_id, one.logprob),
-            "top_logprobs": [entry(*other) for other in one.top],
-        }
-        for token_id, one in _tokens(answer, start, end)
-    ]
-    return {"content": content, "refusal": None}
 
+class CompletionLogprobs(Logprobs):
+    """In the format of completions: lists, and for each token a mapping of alternatives.
 
-def completion_logprobs(
-    answer: Answer, tokenizer: Tokenizer, start: int, end: int, offset: int
-) -> dict[str, Any] | None:
-    """Return the `logprobs` of the answer's tokens `start : end`; None if not requested.
-
-    `offset` is the position in the answer's text of the first of these tokens.
+    `text_offset` is where the text of a token begins; a part of a character begins with it.
     """
-    if answer.params.logprobs is None:
-        return None
 
-    def text(token_id: int) -> str:
-        return token_bytes(tokenizer, token_id).decode("utf-8", "replace")
+    def __init__(self, answer: Answer, tokenizer: Tokenizer) -> None:
+        super().__init__(answer, tokenizer)
+        self._offset, self._stream = 0, tokenizer.stream()
+        self._control = {i: text for text, i in tokenizer.special_tokens.items()}
 
-    found: dict[str, list[Any]] = {
-        name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    }
-    for token_id, one in _tokens(answer, start, end):
-        found["tokens"].append(text(token_id))
-        found["token_logprobs"].append(_finite(one.logprob))
-        found["top_logprobs"].append({text(i): _finite(logprob) for i, logprob in one.top})
-        found["text_offset"].append(offset)
-        offset += len(found["tokens"][-1])
-    return found
+    def _object(self, tokens: list[tuple[int, Logprob]]) -> dict[str, Any]:
+        offsets, tops = [], []
+        for token_id, one in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._stream.push(token_id))
+            top: dict[str, float] = {}
+            for other, logprob in one.top:  # the most probable first
+                top.setdefault(self._text(other), _finite(logprob))
+            tops.append(top)
+        return {
+            "tokens": [self._text(token_id) for token_id, _ in tokens],
+            "token_logprobs": [_finite(one.logprob) for _, one in tokens],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
-
-def _tokens(answer: Answer, start: int, end: int) -> list[tuple[int, Logprob]]:
-    return list(zip(answer.ids[start:end], answer.logprobs[start:end], strict=True))
+    def _text(self, token_id: int) -> str:
+        """Return the text of a token; a part of a character as OpenAI writes it."""
+        if token_id in self._control:
+            return self._control[token_id]
+        content = token_bytes(self._tokenizer, token_id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 def _finite(logprob: float) -> float:

@@ -187,6 +187,7 @@ class ChatCompletionRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     reasoning: ReasoningOptions | None = None
@@ -224,19 +225,6 @@ class ChatCompletionRequest(GenerationRequest):
         return {**values, "reasoning_budget": budget}
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools for the chat template, None if there are none or they must not be called."""
-        return None if self.tool_choice == "none" else self.tools or None
-
-    def parameters_of(self, name: str) -> object:
-        """Return what the request says about the parameters of a tool, usually a JSON schema."""
-        for tool in self.tools or ():
-            function = tool.get("function")
-            if isinstance(function, dict) and function.get("name") == name:
-                return function.get("parameters")
-        return None
-
-    @property
     def output_format(self) -> OutputFormat | None:
         """The format of the answer; raises `ApiError` for a schema that cannot be enforced."""
         wanted = self.response_format
@@ -256,14 +244,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
-        is_json = self.response_format is not None and self.response_format.type != "text"
-        has_tools = self.offered_tools is not None
-        refuse(is_json and has_tools, "response_format", "an answer with a format calls no tools")
-        refuse(
-            self.tool_choice not in (None, "auto", "none"),
-            "tool_choice",
-            "only the tool choices auto and none are supported",
-        )
         refuse(not is_shallow(self.tools or []), "tools", "the tools are nested too deeply")
         variables = self.chat_template_kwargs or {}
         for name in OWN_VARIABLES & variables.keys():

@@ -6,7 +6,7 @@ from typing import Self
 import uvicorn
 
 from swiftchat.chat.endpoint.app import Api
-from swiftchat.chat.endpoint.protocol import MAX_CONNECTIONS, BoundedProtocol
+from swiftchat.chat.endpoint.protocol import BACKLOG, BoundedProtocol
 from swiftchat.chat.endpoint.served_models import ServedModels
 from swiftchat.chat.endpoint.token import ApiToken
 from swiftchat.chat.terminal.output import print_notice
@@ -60,7 +60,7 @@ class EndpointServer:
             http=BoundedProtocol,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         server = uvicorn.Server(config)

@@ -1,6 +1,7 @@
 """A model's call of a tool, as it is stored, exported and given to chat templates."""
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -77,7 +78,25 @@ def arguments_of(value: object) -> dict[str, Any] | None:
             return None
     if value is None or value == "":
         return {}
-    return value if isinstance(value, dict) and is_shallow(value) else None
+    return well_formed(value) if isinstance(value, dict) and is_shallow(value) else None
+
+
+def well_formed(value: Any) -> Any:
+    """Return a JSON value that every program reads: as JavaScript would write it.
+
+    A half of a surrogate pair becomes U+FFFD, and null stands for NaN and the infinities, which
+    JSON lacks. The value must be shallow.
+    """
+    match value:
+        case str() if not value.isascii():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {well_formed(name): well_formed(part) for name, part in value.items()}
+        case list():
+            return [well_formed(part) for part in value]
+    return value
 
 
 def is_shallow(value: object, depth: int = _MAX_DEPTH) -> bool:

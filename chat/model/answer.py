@@ -16,7 +16,9 @@ from swiftchat.chat.model.reasoning import (
     marker_tokens,
     opens_reasoning,
 )
-from swiftchat.chat.tools.formats import ToolCallSplitter, ToolFormat
+from swiftchat.chat.tools.call_splitter import ToolCallSplitter
+from swiftchat.chat.tools.call_stream import CallDelta, CallText
+from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import (
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 class Answer:
     """Iterate for pieces of text; pieces of reasoning are `ReasoningText`.
 
-    While the text of a call of a tool is held back, the pieces are empty.
+    While the text of a call of a tool is held back, the pieces are empty; a `CallDelta` has what is
+    certain of the call.
 
     `text` is the answer so far, `reasoning` the text of the reasoning. `ids` are the sampled ids,
     which may be more than `text` uses (`num_tokens`); `logprobs` are theirs, if the parameters
@@ -68,17 +71,23 @@ class Answer:
         constraint: ConstraintSpec | None = None,
         tuning: Tuning | None = None,
         direct: Callable[[], "Prompt"] | None = None,
+        ends: Sequence[str] = (),
     ) -> None:
-        """`direct` returns the prompt after a call of `tool_format.direct`."""
+        """The answer ends before any of `stops`; all that is generated, before any of `ends`.
+
+        `direct` returns the prompt after a call of `tool_format.direct`.
+        """
         self.params = params
         self.is_constrained = constraint is not None
         self._on_wait, self._direct = on_wait, direct
         self._known: Callable[[KnownAnswer], Answer] = lambda known: Answer(
             *(known, tokenizer, self.prompt, params, stops, None),
-            *(reasoning, tool_format, constraint, tuning),
+            *(reasoning, tool_format, constraint, tuning, None, ends),
         )
         self._start = partial(
-            self._generate, engine, tokenizer, stops, reasoning, tool_format, constraint, tuning
+            self._generate,
+            *(engine, tokenizer, stops, ends),
+            *(reasoning, tool_format, constraint, tuning),
         )
         self._start(prompt)
 
@@ -87,6 +96,7 @@ class Answer:
         engine: EngineClient | KnownAnswer,
         tokenizer: "Tokenizer",
         stops: Sequence[str],
+        ends: Sequence[str],
         reasoning: ReasoningFormat | None,
         tool_format: ToolFormat | None,
         constraint: ConstraintSpec | None,
@@ -116,7 +126,7 @@ class Answer:
         self._first_token: float | None = None
         self._last_token: float | None = None
         self._decoder = tokenizer.stream()
-        self._stops = StopMatcher(stops)
+        self._ends, self._stops = StopMatcher(ends), StopMatcher(stops)
         self._loop = LoopStop(is_on=self.params.loop_stop == "on")
         self._reasoning: list[str] = []
         is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
@@ -167,10 +177,11 @@ class Answer:
                     self.prompt_logprobs += logprobs
                 case Prefill() | Searching() if self._on_wait is not None:
                     self._on_wait(event)
-            if self._stops.stopped and self.finish_reason is None:
+            has_stopped = self._stops.stopped or self._ends.stopped or self._calls.is_done
+            if has_stopped and self.finish_reason is None:
                 # With async decode the engine may send another token, which is ignored.
                 self._generation.cancel()
-                self.finish_reason = "stop"
+                yield from self._end("stop")
 
     def complete(self) -> None:
         """Iterate to the end of the answer, or what is left of it."""
@@ -255,7 +266,7 @@ class Answer:
 
     def _push(self, ids: Sequence[int]) -> Iterator[str]:
         self._count(len(ids))
-        yield from self._split(self._stops.push("".join(map(self._decode, ids))))
+        yield from self._split(self._ends.push("".join(map(self._decode, ids))))
 
     def _decode(self, token_id: int) -> str:
         """Return a token's text; a control token has text only if it can mark a part of the answer.
@@ -269,11 +280,13 @@ class Answer:
 
     def _end(self, reason: str) -> Iterator[str]:
         if self.finish_reason is None:
-            yield from self._split(self._stops.push(self._decoder.flush()))
-            yield from self._split(self._stops.flush())
+            yield from self._split(self._ends.push(self._decoder.flush()))
+            yield from self._split(self._ends.flush())
             yield from self._record(self._splitter.flush())
-            self.finish_reason = "stop" if self._stops.stopped else reason
-            yield from self._record_text(self._calls.flush(self.finish_reason == "stop"))
+            is_complete = reason == "stop" or self._ends.stopped
+            yield from self._record_text(self._calls.flush(is_complete))
+            yield from self._add_text(self._stops.flush())
+            self.finish_reason = "stop" if is_complete or self._stops.stopped else reason
 
     def _split(self, piece: str) -> Iterator[str]:
         if piece and self.finish_reason is None:
@@ -290,10 +303,18 @@ class Answer:
 
     def _record_text(self, pieces: Iterator[str]) -> Iterator[str]:
         for piece in pieces:
-            self.text += piece
-            yield piece
+            if isinstance(piece, CallDelta):
+                yield piece
+                continue
+            text = self._stops.push(piece)
+            yield from self._add_text(CallText(text) if isinstance(piece, CallText) else text)
         if self._calls.is_in_call and self.finish_reason is None:
             yield ""  # for the display of progress
+
+    def _add_text(self, text: str) -> Iterator[str]:
+        self.text += text
+        if text:
+            yield text
 
     def _count(self, num_tokens: int) -> None:
         now = self._generation.arrived

@@ -22,6 +22,7 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.tools.formats import ToolFormat, find_plain_format
+from swiftchat.chat.tools.offer import NO_TOOLS, Offer
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
@@ -280,7 +281,6 @@ class ChatModel:
         """
         params = replace(self.params, seed=None) if new_seed else self.params
         is_kept = not (self.config.no_save or self.config.no_template)
-        tool_format = self.prompts.require_tools().tool_format if self.tools else None
         encode = (
             self.prompts.encode_plain_messages
             if self.config.no_template
@@ -296,7 +296,7 @@ class ChatModel:
             count,
             on_dropped=on_dropped,
             on_wait=on_wait,
-            tool_format=tool_format,
+            offer=Offer(self.tools),
             output_format=self.output_format,
         )
         first = group.started[0]
@@ -313,24 +313,23 @@ class ChatModel:
         *,
         on_dropped: Callable[[int], None] = lambda num_messages: None,
         on_wait: Callable[[Wait], None] | None = None,
-        tool_format: ToolFormat | None = None,
+        offer: Offer = NO_TOOLS,
         output_format: OutputFormat | None = None,
     ) -> AnswerGroup:
         """Start `count` answers to the version of the messages that the context has room for.
 
-        They end before any of `stops` and of the template's ends. Calls of tools are text without
-        `tool_format`. The answers match `output_format`.
+        They end before any of `stops`, and before the template's ends. Calls are text without
+        tools on `offer`, which the template must take, else `UsageError` is raised. The answers
+        match `output_format`.
         """
+        tool_format = self._tool_format(offer)
         fitted, params = fit_prompt(versions, encode, params, self._prompt_context)
         prompt = fitted.prompt
         if not len(prompt):
             raise UsageError("the prompt is empty", "type a message")
         if fitted.num_messages:
             on_dropped(fitted.num_messages)
-        text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
-        if tool_format is None and not (self.config.raw or self.config.no_template):
-            tool_format = find_plain_format(self._files.template_source)
-
+        ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         direct: Callable[[], Prompt] | None = None
         if tool_format is not None and tool_format.direct:
             messages = requesting_answer(fitted.messages, tool_format.direct)
@@ -346,14 +345,21 @@ class ChatModel:
             if output_format is not None:
                 constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
             answer = Answer(
-                *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_wait),
+                *(self.engine, self.tokenizer, prompt, params, stops, on_wait),
                 *(self.prompts.reasoning_format(), tool_format, constraint, self.adapters.tuning),
-                direct,
+                *(direct, ends),
             )
             answer.num_left_out = fitted.num_tokens
             return answer
 
         return AnswerGroup(start, params, count)
+
+    def _tool_format(self, offer: Offer) -> ToolFormat | None:
+        """Return the format of calls in answers, None if all of an answer is text."""
+        if offer.tools:
+            return self.prompts.require_tools().tool_format.offering(offer)
+        has_marks = not (self.config.raw or self.config.no_template)
+        return find_plain_format(self._files.template_source) if has_marks else None
 
     @property
     def _prompt_context(self) -> int:

@@ -7,7 +7,7 @@ proportional to its length: hence no regular expressions that search for a closi
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,10 @@ from swiftchat.chat.history.tool_call import ToolCall, arguments_of
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
-_NAME = re.compile(r"[^\s<>{}\[\]]{1,128}")
+_NAME = re.compile(r"[^\s<>{}\[\]\ud800-\udfff]{1,128}")
 MINIMAX_MARK = "]<]minimax[>["  # before each tag
 _INVOKE = re.compile(r'<([^<>\s"/]{0,24})invoke name="')
+_FUNCTION = "<function="
 _MAX_DEPTH = 64
 _GEMMA_QUOTE = '<|"|>'
 _SEPARATORS = " \t\r\n;,"
@@ -27,15 +28,24 @@ _MAX_EXPRESSION_CHARACTERS = 65_536
 
 def parse_json(text: str) -> list[ToolCall]:
     """Parse objects with a name and arguments, in a list or one after the other."""
-    values = _json_values(text)
-    entries = [entry for v in values for entry in (v if isinstance(v, list) else [v])]
-    return _all(map(_call_of, entries))
+    return _all(map(_call_of, _entries(text)))
+
+
+def parse_offered(text: str, names: Collection[str]) -> list[ToolCall]:
+    """Parse the same without marks of a call: it must have arguments, and one of these names."""
+    entries = _entries(text)
+    if not all(isinstance(entry, dict) for entry in entries):
+        return []
+    functions = [entry.get("function") for entry in entries]
+    fields = [f if isinstance(f, dict) else e for f, e in zip(functions, entries, strict=True)]
+    has_arguments = all(any(key in one for key in _ARGUMENTS) for one in fields)
+    calls = _all(map(_call_of, entries)) if has_arguments else []
+    return calls if all(call.name in names for call in calls) else []
 
 
 def parse_named(text: str) -> list[ToolCall]:
     """Parse objects whose only key is the name and whose value are the arguments (Apertus)."""
-    values = _json_values(text)
-    entries = [entry for v in values for entry in (v if isinstance(v, list) else [v])]
+    entries = _entries(text)
     if not all(isinstance(entry, dict) and len(entry) == 1 for entry in entries):
         return []
     return _calls(next(iter(entry.items())) for entry in entries)
@@ -50,12 +60,26 @@ def parse_tagged(text: str) -> list[ToolCall]:
 
 def parse_functions(text: str) -> list[ToolCall]:
     """Parse `<function=NAME>` with `<parameter=NAME>` or with JSON inside."""
-    found = []
-    for part in _between(text, "<function=", "</function>"):
-        name, _, body = part.partition(">")
-        parameters = _between(body, "<parameter=", "</parameter>")
-        values = {key: value for key, _, value in (pair.partition(">") for pair in parameters)}
-        found.append((name, body.strip() if body.lstrip().startswith("{") else _texts(values)))
+    found: list[tuple[str, object]] = []
+    at = text.find(_FUNCTION)
+    while at >= 0:
+        name_end = text.find(">", at)
+        begin = name_end + 1 if name_end >= 0 else len(text)
+        name = text[at + len(_FUNCTION) : name_end if name_end >= 0 else len(text)]
+        json_begin = _skip(text, begin)
+        if text.startswith("{", json_begin):  # a closing mark in its strings does not end it
+            try:
+                value, end = json.JSONDecoder(strict=False).raw_decode(text, json_begin)
+            except (ValueError, RecursionError):
+                return []
+        else:
+            end = text.find("</function>", begin)
+            end = end if end >= 0 else len(text)
+            parameters = _between(text[begin:end], "<parameter=", "</parameter>")
+            pairs = (pair.partition(">") for pair in parameters)
+            value = _texts({key: text for key, _, text in pairs})
+        found.append((name, value))
+        at = text.find(_FUNCTION, end)
     return _calls(found)
 
 
@@ -348,6 +372,12 @@ def _call_of(value: Any) -> ToolCall | None:
     if isinstance(call_id, str) and _ID.fullmatch(call_id):
         return ToolCall(name, arguments, call_id)
     return ToolCall(name, arguments)
+
+
+def _entries(text: str) -> list[Any]:
+    """Return the JSON values in a text, those of a list instead of it."""
+    values = _json_values(text)
+    return [entry for v in values for entry in (v if isinstance(v, list) else [v])]
 
 
 def _json_values(text: str) -> list[Any]:

@@ -11,7 +11,6 @@ from swiftchat.chat.history.tool_call import is_shallow
 from swiftchat.chat.tools.connection import Connection, Connections, ServerError
 from swiftchat.chat.tools.result import result_text, shortened
 from swiftchat.chat.tools.servers import ServerSpec
-from swiftchat.chat.tools.typed_arguments import typed_arguments
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ class Toolbox:
         """Call a tool and return its result as text. Raises `ServerError`."""
         connection = self._by_server[tool.server]
         try:
-            result = connection.call(tool.server_name, typed_arguments(arguments, tool.schema))
+            result = connection.call(tool.server_name, arguments)
         except ServerError:
             if not connection.is_alive:
                 self.tools = {n: t for n, t in self.tools.items() if t.server != tool.server}

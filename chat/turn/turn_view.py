@@ -64,10 +64,11 @@ class TurnView(ABC):
     def push(self, piece: str) -> None:
         """Show a piece of the answer; an empty one while the text of a call is held back."""
         answer, view = self._answer, self._answer_view
-        if answer is not None and answer.is_in_call and not piece:
-            if view is not None:
-                view.pause()
-            self.status.show(f"calling a tool, {answer.num_tokens} tokens")
+        if not piece:
+            if answer is not None and answer.is_in_call:
+                if view is not None:
+                    view.pause()
+                self.status.show(f"calling a tool, {answer.num_tokens} tokens")
             return
         self.status.clear()
         if view is not None:

@@ -28,6 +28,7 @@ class Restorer(Protocol):
 class Scheduler:
     """First come, first served, with decode before prefill and at most `chunk_tokens` a step.
 
+    Embeddings get what is left of a step: many come at once, and nobody reads them as they come.
     With a `limit`, prompts get fewer tokens of a step, so that it does not take too long.
     When blocks run out, the sequence admitted last is preempted. Its blocks stay in the prefix
     cache until they are evicted, so resuming it is usually cheap.
@@ -38,7 +39,7 @@ class Scheduler:
         self.chunk_tokens = chunk_tokens
         self.limit: ChunkLimit | None = None
         self.max_num_seqs = max_num_seqs
-        self.waiting: deque[TokenSequence] = deque()
+        self.waiting: deque[TokenSequence] = deque()  # embeddings behind the others
         self.running: dict[TokenSequence, None] = {}  # in the order of their admission
         self.restorer: Restorer | None = None
         self.states = StateSlots(0, allocator.block_size)
@@ -54,37 +55,46 @@ class Scheduler:
 
     def add(self, sequence: TokenSequence) -> None:
         """Queue a sequence, which must fit the cache when alone."""
-        self.waiting.append(sequence)
+        is_last = sequence.is_embedding
+        self.waiting.insert(len(self.waiting) if is_last else self._first_embedding, sequence)
 
     def schedule(self) -> Step:
         """Choose the rows of the next step and allocate their blocks."""
         step = Step([], [])
         self.states.end_verification(self.running)
         budget = self.budget
-        # Decode rows come first, so that prefill of a long prompt does not stall other answers.
-        for sequence in sorted(self.running, key=lambda s: not s.is_decoding):
-            if budget <= 0:
-                break
-            budget -= self._add_row(step, sequence, budget)
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
-            prefix = self._find_prefix(sequence)
-            if not self._has_room(sequence, prefix):
-                break
-            size = self.allocator.block_size
-            if will_be_computed(sequence, prefix, self.running, size, self.states):
-                break
-            if self.restorer is not None:
-                if step.copies:  # restoring now could overwrite a block before it is copied
+        for is_embedding in (False, True):
+            running = [one for one in self.running if one.is_embedding == is_embedding]
+            # Decode rows come first, so that prefill of a long prompt does not stall other answers.
+            for sequence in sorted(running, key=lambda s: not s.is_decoding):
+                if budget <= 0:
                     break
-                if self.restorer.restore(sequence, sequence.num_reusable):
-                    return replace(step, restoring=sequence)
+                budget -= self._add_row(step, sequence, budget)
+            while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+                sequence = self.waiting[0]
                 prefix = self._find_prefix(sequence)
-            self._admit(sequence, prefix, step.copies)
-            self.waiting.popleft()
-            self.running[sequence] = None
-            budget -= self._add_row(step, sequence, budget, may_preempt=False)
+                if sequence.is_embedding != is_embedding or not self._has_room(sequence, prefix):
+                    break
+                size = self.allocator.block_size
+                if will_be_computed(sequence, prefix, self.running, size, self.states):
+                    break
+                if self.restorer is not None:
+                    if step.copies:  # restoring now could overwrite a block before it is copied
+                        break
+                    if self.restorer.restore(sequence, sequence.num_reusable):
+                        return replace(step, restoring=sequence)
+                    prefix = self._find_prefix(sequence)
+                self._admit(sequence, prefix, step.copies)
+                self.waiting.popleft()
+                self.running[sequence] = None
+                budget -= self._add_row(step, sequence, budget, may_preempt=False)
         return replace(step, state_copies=self.states.take_copies())
+
+    @property
+    def _first_embedding(self) -> int:
+        """The position of the first embedding that waits, or the end."""
+        waiting = enumerate(self.waiting)
+        return next((i for i, one in waiting if one.is_embedding), len(self.waiting))
 
     @property
     def budget(self) -> int:
@@ -143,11 +153,11 @@ class Scheduler:
         self.states.clear()
 
     def restart(self, sequence: TokenSequence) -> None:
-        """Queue a running sequence anew, before all others, to compute its tokens again."""
+        """Queue a running sequence anew, before others of its kind, to compute its tokens again."""
         sequence.proposed = ()
         del self.running[sequence]
         self._release_blocks(sequence)
-        self.waiting.appendleft(sequence)
+        self.waiting.insert(self._first_embedding if sequence.is_embedding else 0, sequence)
 
     def put_first(self, sequences: Sequence[TokenSequence]) -> None:
         """Put waiting sequences before all others, in this order."""

@@ -87,6 +87,11 @@ class TokenSequence:
         return max(0, virtual.count - self.num_computed)
 
     @property
+    def is_embedding(self) -> bool:
+        """Whether the prompt is pooled instead of answered."""
+        return self.params.pooling is not None
+
+    @property
     def has_adapters(self) -> bool:
         return self.tuning is not None and self.tuning.set_index >= 0
 

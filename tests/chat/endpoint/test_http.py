@@ -182,8 +182,11 @@ def test_calls_in_an_answer_are_parsed(folder: Path) -> None:
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
     deltas = [event["choices"][0]["delta"] for event in events]
     assert "".join(delta.get("content") or "" for delta in deltas).strip() == "I look."
-    (streamed,) = deltas[-1]["tool_calls"]
-    assert streamed["index"] == 0 and streamed["function"] == call["function"]
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert all(piece["index"] == 0 for piece in pieces) and pieces[0]["id"]
+    assert pieces[0]["function"]["name"] == "weather"
+    arguments = "".join(piece["function"]["arguments"] for piece in pieces)
+    assert arguments == call["function"]["arguments"]
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
     # Without tools in the request it is text.
     assert plain["message"]["content"].endswith(CALL_TEXT) and plain["finish_reason"] == "stop"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from swiftchat.chat.endpoint.chat_completions import chat_answers
+from swiftchat.chat.endpoint.choice import usage
 from swiftchat.chat.endpoint.completions import completion_answers
-from swiftchat.chat.endpoint.generation import Choice, usage
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
@@ -61,7 +61,7 @@ def test_lines_of_a_batch(chat_model: ChatModel) -> None:
 def usage_of(answers: AnswerGroup) -> dict[str, Any]:
     (answer,) = answers
     list(answer)
-    return usage([Choice(0, answer)])
+    return usage([answer])
 
 
 def test_requests_of_the_http_api(chat_model: ChatModel) -> None:

@@ -18,7 +18,8 @@ from swiftchat.chat.model.reasoning import (
 )
 from swiftchat.chat.model.template_variables import thinking_levels, thinking_variables
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.tools.formats import ToolCallSplitter, find_tool_format
+from swiftchat.chat.tools.call_splitter import ToolCallSplitter
+from swiftchat.chat.tools.formats import find_tool_format
 from swiftchat.errors import UsageError
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 from tests.support import fake_engine

@@ -10,7 +10,7 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.tool_messages import with_text_arguments, without_tools
 from swiftchat.chat.model.tool_support import find_tool_support
-from swiftchat.chat.tools.formats import ToolCallSplitter
+from swiftchat.chat.tools.call_splitter import ToolCallSplitter
 from swiftchat.tokenizer import Tokenizer
 from tests.support import chat_templates
 from tests.support.fake_engine import TEMPLATE, TOOL_TEMPLATE

@@ -1,5 +1,6 @@
 """Calls of tools in streamed answers: the formats of the model families, and hostile text."""
 
+import json
 import random
 from typing import Any
 
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.tools.call_splitter import ToolCallSplitter
 from swiftchat.chat.tools.formats import (
     FORMATS,
-    ToolCallSplitter,
     ToolFormat,
     find_plain_format,
     find_tool_format,
 )
+from swiftchat.chat.tools.offer import Offer
 from swiftchat.chat.tools.parsers import MINIMAX_MARK
 
 BY_SIGNATURE = {tool_format.signature: tool_format for tool_format in FORMATS}
@@ -23,6 +25,7 @@ HERMES = BY_SIGNATURE["<tool_call>"]
 ARGUMENTS = {"a": "x y", "b": "2"}
 JSON = '{"a": "x y", "b": "2"}'
 CALL = f'{{"name": "add", "arguments": {JSON}}}'
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("add", "list")]
 
 # Answers that call `add` once, as the published templates write them.
 ANSWERS = [
@@ -160,6 +163,7 @@ def split_everywhere(tool_format: ToolFormat, answer: str) -> tuple[str, list[An
 def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
     tool_format = find_tool_format(f"{{{{ {signature} }}}}")
     assert tool_format is BY_SIGNATURE[signature]
+    tool_format = tool_format.offering(Offer(TOOLS))
     for seed in range(20):
         assert split(tool_format, answer, seed) == ("", [("add", ARGUMENTS)])
         if not answer.startswith("{") and not tool_format.prompted:
@@ -169,7 +173,8 @@ def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
 
 @pytest.mark.parametrize(("signature", "answer"), ANSWERS)
 def test_an_answer_may_be_cut_anywhere(signature: str, answer: str) -> None:
-    assert split_everywhere(BY_SIGNATURE[signature], answer) == ("", [("add", ARGUMENTS)])
+    tool_format = BY_SIGNATURE[signature].offering(Offer(TOOLS))
+    assert split_everywhere(tool_format, answer) == ("", [("add", ARGUMENTS)])
 
 
 @pytest.mark.parametrize(
@@ -276,12 +281,148 @@ def test_written_calls_are_parsed_again(tool_format: ToolFormat) -> None:
     assert split(tool_format, written) == ("", expected)
 
 
+LLAMA = BY_SIGNATURE['"parameters": dictionary of argument name']
+INDENTED = json.dumps({"name": "add", "parameters": ARGUMENTS}, indent=4)
+LIST = '{"name": "list", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "names"),
+    [
+        (CALL, "", ["add"]),
+        (f"\n {INDENTED}\n", "", ["add"]),
+        (f"[{CALL}, {LIST}]", "", ["add", "list"]),
+        (f"{CALL}; {LIST}", "", ["add", "list"]),
+        (f"{CALL}\n{LIST}", "", ["add", "list"]),
+        (f"```json\n{INDENTED}\n```", "", ["add"]),
+        (f"```\n{CALL}\n```\n", "", ["add"]),
+        (f"```json\n[\n{CALL}\n]\n```", "", ["add"]),
+        (f"```json {CALL}```", "", ["add"]),
+        (f"```json\n{CALL}", "", ["add"]),
+        (f"```json\n{CALL}\n```\n```json\n{LIST}\n```", "", ["add", "list"]),
+        (f"I add.\n\n```json\n{CALL}\n```\nThen?", "I add.\n\n\nThen?", ["add"]),
+        (f"<tools>\n{CALL}\n</tools>", "", ["add"]),
+        (f"<function_call>{CALL}</function_call>", "", ["add"]),
+        (f"Then <tools>{CALL}", "Then ", ["add"]),
+        (f"<|tool_call|>[{CALL}]", "", ["add"]),
+        (f"[TOOL_CALLS] [{CALL}, {LIST}]", "", ["add", "list"]),
+        ("I add.\n<function=add>\n<parameter=a>\nx\n</parameter>\n</function>", "I add.", ["add"]),
+        (f"<function=add>{JSON}</function>\n<function=list>{{}}</function>", "", ["add", "list"]),
+        ('{"type": "function", "function": {"name": "add", "parameters": {}}}', "", ["add"]),
+        ('{"function": "add", "parameters": {}}', "", ["add"]),
+        ('{"arguments": "{}", "name": "add"}', "", ["add"]),
+        ('{"name": "add", "arguments": {"a": "```"}}', "", ["add"]),
+        ('```json\n{"name": "add", "arguments": {"a": "```\\"```"}}\n```', "", ["add"]),
+    ],
+)
+def test_calls_without_the_marks_of_the_template(answer: str, text: str, names: list[str]) -> None:
+    """So Qwen2.5-Coder and other small models write them; Llama 3 indents its JSON."""
+    for tool_format in (HERMES, LLAMA):
+        found, calls = split_everywhere(tool_format.offering(Offer(TOOLS)), answer)
+        assert (found.strip(), [name for name, _ in calls]) == (text.strip(), names)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"{CALL} is how to add.",
+        f"To add, write {CALL}",
+        f"`{CALL}`",
+        '{"name": "add"}',
+        '{"name": "add", "age": 3}',
+        '{"name": "other", "arguments": {}}',
+        f'[{CALL}, {{"name": "other", "arguments": {{}}}}]',
+        f"[{CALL}, 1]",
+        '{"name": "add", "arguments": [1]}',
+        '{"city": "Oslo", "name": "add", "arguments": {}}',
+        "[]",
+        "[1, 2]",
+        "{}",
+        '{"',
+        '```json\n{"a": 1}\n```',
+        f"```json\n{CALL}\nand more\n```",
+        f"```python\nx = {CALL}\n```",
+        "```\n```",
+        "<b>[</b>",
+        f"<tools>{CALL} text</tools>",
+        f"[{CALL}, text]",
+        "[TOOL_CALLS] [1, 2]",
+        "<function=other>{}</function>",
+        "<function=add",
+        "<function=add> is how it begins",
+    ],
+)
+def test_json_that_is_no_call_of_an_offered_tool_is_text(answer: str) -> None:
+    for tool_format in (HERMES, LLAMA):
+        assert split_everywhere(tool_format.offering(Offer(TOOLS)), answer) == (answer, [])
+
+
+def test_a_call_behind_json_that_is_none() -> None:
+    marked = f"<tool_call>{CALL}</tool_call>"
+    for answer in ('{"a": 1}\n', f"{CALL} or ", '```json\n{"a": 1}\n```\n', "```json\n["):
+        found, calls = split_everywhere(HERMES.offering(Offer(TOOLS)), answer + marked)
+        assert (found, len(calls)) == (answer, 1)
+
+
+def test_text_that_cannot_become_a_call_arrives_at_once() -> None:
+    for begin in ('{"city": ', '```json\n{"city": ', '{"name": "other"', "[1", "<b>text"):
+        splitter = ToolCallSplitter(HERMES.offering(Offer(TOOLS)))
+        assert "".join(splitter.push(begin)) == begin and not splitter.is_in_call
+
+
+@pytest.mark.parametrize(
+    ("signature", "answer"),
+    [
+        ("<tool_call>", "<tool_call>{}</tool_call>"),
+        ("<tool_call>", "<tool_call>\n<function=add>{}</function>\n</tool_call>"),
+        ("<tool_calls>", "<tool_calls>[{}]</tool_calls>"),
+        ("<function=", "<function=add>{}</function>"),
+        ("`directly-answer`", "Action:\n```json\n[{}]```"),
+        ("<|START_ACTION|>", "<|START_ACTION|>[{}]<|END_ACTION|>"),
+    ],
+)
+def test_a_closing_mark_in_an_argument_does_not_end_the_call(signature: str, answer: str) -> None:
+    tool_format = BY_SIGNATURE[signature]
+    values = {"a": f'1 {tool_format.close} "2" \\{tool_format.close}', "b": tool_format.close}
+    arguments = json.dumps(values)
+    is_whole = "function=" not in answer
+    value = f'{{"name": "add", "arguments": {arguments}}}' if is_whole else arguments
+    answer = answer.replace("{}", value) + " Then."
+    assert split_everywhere(tool_format, answer) == (" Then.", [("add", values)])
+
+
+def test_a_damaged_call_does_not_hide_the_next_one() -> None:
+    """A quotation mark is missing: without it the closing mark would be in a string."""
+    damaged = '<tool_call>{"name": "add", "arguments": {"a": "x}}</tool_call>'
+    answer = f"{damaged} Again: <tool_call>{CALL}</tool_call>"
+    assert split_everywhere(HERMES, answer) == (f"{damaged} Again: ", [("add", ARGUMENTS)])
+
+
+def test_arguments_have_the_types_that_the_tool_asks_for() -> None:
+    parameters = {"properties": {"b": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    for signature, answer in ANSWERS:
+        found = split(BY_SIGNATURE[signature].offering(Offer([tool])), answer)
+        assert found == ("", [("add", {"a": "x y", "b": 2})])
+
+
+@pytest.mark.parametrize(("signature", "answer"), ANSWERS)
+def test_arguments_are_text_that_every_program_reads(signature: str, answer: str) -> None:
+    for value in ("\ud83d", "NaN", "-Infinity", "1e999"):
+        written = answer.replace('"2"', f'"{value}"' if value == "\ud83d" else value)
+        for text in (written, written.replace("\ud83d", "\\ud83d")):
+            _, calls = split(BY_SIGNATURE[signature].offering(Offer(TOOLS)), text)
+            for _, arguments in calls:
+                json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+
+
 def test_several_calls_keep_their_order_and_get_different_ids() -> None:
     answer = f"First.<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call> Then."
     assert split(HERMES, answer) == ("First. Then.", [("add", ARGUMENTS)] * 2)
     mistral = '[{"name": "a", "id": "abcdefghi"}, {"name": "b", "id": "abcdefghi"}]'
     splitter = ToolCallSplitter(BY_SIGNATURE["[TOOL_CALLS]"])
-    assert not list(splitter.push(f"[TOOL_CALLS]{mistral}")) + list(splitter.flush(True))
+    pieces = [*splitter.push(f"[TOOL_CALLS]{mistral}"), *splitter.flush(True)]
+    assert not "".join(pieces)
     first, second = splitter.calls
     assert first.id == "abcdefghi" != second.id
 
@@ -318,19 +459,31 @@ def test_text_arrives_before_the_answer_ends() -> None:
     assert not list(splitter.push("<tool_call>{")) and splitter.is_in_call
 
 
-MARKERS = sorted({marker for f in FORMATS for marker in (*f.markers, *f.starts) if marker})
+MARKERS = sorted({marker for f in FORMATS for marker in f.markers if marker})
+LOOSE = [
+    "```json\n",
+    "```",
+    "<tools>\n",
+    "</tools>",
+    "<function=add>",
+    "<|x|>",
+    '{"name": "add", "arguments": {"a": "',
+]
 PIECES = st.lists(
-    st.sampled_from([*MARKERS, CALL, JSON, "[", "]", "{", '"', "<", ">", "\\", "\n", "\x1b", "x="])
+    st.sampled_from(
+        [*MARKERS, *LOOSE, CALL, JSON, "[", "]", "{", '"', "<", ">", "\\", "\n", "\x1b", "x="]
+    )
     | st.text(max_size=5),
     max_size=12,
 )
 
 
-@given(st.sampled_from(FORMATS), PIECES, st.booleans())
+@given(st.sampled_from(FORMATS), PIECES, st.booleans(), st.booleans())
 def test_random_text_never_fails_and_does_not_depend_on_the_pieces(
-    tool_format: ToolFormat, pieces: list[str], is_complete: bool
+    tool_format: ToolFormat, pieces: list[str], is_complete: bool, has_tools: bool
 ) -> None:
     answer = "".join(pieces)
+    tool_format = tool_format.offering(Offer(TOOLS)) if has_tools else tool_format
     found = split(tool_format, answer, 1, is_complete)
     assert found == split(tool_format, answer, 2, is_complete)
     text, calls = found

@@ -110,6 +110,27 @@ def test_preempted_prompts_are_pooled_once(llama) -> None:
     assert_close(torch.tensor(found[0].values), expected(reference, prompt, "sum"))
 
 
+def test_an_answer_does_not_wait_behind_embeddings(llama) -> None:
+    """Neither behind those that wait nor behind a long text that is being computed."""
+    folder, reference = llama
+    engine = tiny.engine(folder, chunk_tokens=12, cache_tokens=600, ctx_size_tokens=160)
+    prompts = [tiny.random_ids(100, seed=key) for key in range(4)]
+    for key, prompt in enumerate(prompts):
+        engine.add(key, prompt, MEAN)
+    engine.step()
+    engine.add(9, tiny.random_ids(20, seed=9), replace(ANSWERED, max_tokens=1))
+    outcomes = [*engine.step(), *engine.step()]
+    assert [key for key, event in outcomes if isinstance(event, Tokens)] == [9]
+    found: dict[int, torch.Tensor] = {}
+    while engine.has_work:
+        for key, event in engine.step():
+            engine.scheduler.check_integrity()
+            if isinstance(event, Embedding):
+                found[key] = torch.tensor(event.values)
+    for key, prompt in enumerate(prompts):
+        assert_close(found[key], expected(reference, prompt, "mean"))
+
+
 def test_a_text_of_the_whole_context_and_one_longer(llama) -> None:
     folder, reference = llama
     engine = tiny.engine(folder, ctx_size_tokens=40)

@@ -1,0 +1,178 @@
+"""Which tools an answer may call or must: the grammar of the answer, and its calls."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from swiftchat.engine.schedule.token_trie import TokenTrie
+from tests.chat.endpoint.test_http import Served, serving
+from tests.support.fake_engine import TOOL_TEMPLATE, make_folder
+
+NUMBER, THINKING = {"type": "integer"}, TOOL_TEMPLATE + "{# <think></think> #}"
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        "$defs": {"N": NUMBER},
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("add", a=NUMBER, b={"$ref": "#/$defs/N"}), tool("say", text={"type": "string"})]
+ADD = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+SAY = '{"name": "say", "arguments": {"text": "x"}}'
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "x",
+        "schema": {
+            "type": "object",
+            "properties": {"n": {"$ref": "#/definitions/n"}},
+            "required": ["n"],
+            "additionalProperties": False,
+            "definitions": {"n": NUMBER},
+        },
+    },
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(make_folder(tmp_path / "model", TOOL_TEMPLATE), *[ADD] * 5) as served:
+        yield served
+
+
+def accepts(served: Served, text: str) -> bool:
+    """Return whether the last answer had to, or might be, this text."""
+    constraint = served.engine.constraints[-1]
+    assert constraint is not None
+    matcher = LLMatcher(TokenTrie(constraint.vocabulary).tokenizer, constraint.grammar, log_level=0)
+    ids = list(text.encode())
+    return bool(matcher.consume_tokens(ids) and matcher.is_accepting())
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": list(map(named, names))},
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "right", "wrong"),
+    [
+        (
+            {"tool_choice": "required"},
+            [ADD, SAY, f"[{ADD}]", f"[{SAY}, {ADD}]"],
+            ["text", "[]", "{}", ADD.replace("add", "sub"), ADD.replace("2", '"2"'), ADD + ADD],
+        ),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [ADD, SAY], [f"[{ADD}]"]),
+        ({"tool_choice": named("add")}, [ADD], [SAY, f"[{ADD}]", "text"]),
+        ({"tool_choice": allowed("required", "say")}, [SAY, f"[{SAY}, {SAY}]"], [ADD]),
+        ({"response_format": FORMAT}, ['{"n": 3}', ADD, f"[{ADD}]"], ['{"n": "3"}', "text", "{}"]),
+        ({"response_format": FORMAT, "tool_choice": "required"}, [ADD], ['{"n": 3}']),
+        ({"response_format": FORMAT, "tool_choice": "none"}, ['{"n": 3}'], [ADD]),
+        ({"response_format": {"type": "json_object"}}, ['{"x": 1}', ADD], ["text"]),
+    ],
+    ids=str,
+)
+def test_what_an_answer_must_be(
+    options: dict[str, Any], right: list[str], wrong: list[str], served: Served
+) -> None:
+    assert served.chat(tools=TOOLS, **options)[0] == 200
+    assert [text for text in right if not accepts(served, text)] == []
+    assert [text for text in wrong if accepts(served, text)] == []
+
+
+def test_auto_constrains_nothing(served: Served) -> None:
+    for options in ({}, {"tool_choice": "auto"}, {"tool_choice": allowed("auto", "say")}):
+        assert served.chat(tools=TOOLS, **options)[0] == 200
+        assert served.engine.constraints[-1] is None
+    assert '"say"' in served.engine.prompt_text() and '"add"' not in served.engine.prompt_text()
+
+
+def test_a_required_call_comes_while_it_is_written(tmp_path: Path) -> None:
+    """Also from a model that begins its answers with a marker, and after reasoning."""
+    muse = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<atem:function_calls>{{ c.function.arguments }}{% endfor %}{% endfor %}"
+        "{{ tools | tojson }}{{ '<|start|>assistant' }}"
+    )
+    for source, answer in ((TOOL_TEMPLATE, ADD), (THINKING, f"<think>a</think>{ADD}"), (muse, ADD)):
+        with serving(make_folder(tmp_path / "model", source), answer, answer) as served:
+            events = served.chat(tools=TOOLS, tool_choice="required", stream=True)[1]
+            message = served.chat(tools=TOOLS, tool_choice=named("add"))[1]["choices"][0]["message"]
+        deltas = [event["choices"][0]["delta"] for event in events]
+        calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+        assert "".join(call["arguments"] for call in calls) == '{"a": 1, "b": 2}'
+        assert len(calls) > 2 and calls[0]["name"] == "add"
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"a": 1, "b": 2}
+
+
+def test_one_call_at_most_ends_the_answer(tmp_path: Path) -> None:
+    call = f"<tool_call>{ADD}</tool_call>"
+    answers = [f"Wait. {call}\n{call} More.", f"<tool_call>[{ADD}, {SAY}]</tool_call>", ADD, "Hi."]
+    with serving(make_folder(tmp_path / "model", TOOL_TEMPLATE), *answers * 2) as served:
+        for number, answer in enumerate(answers):
+            options: Any = {"tools": TOOLS, "parallel_tool_calls": False}
+            choice = served.chat(**options)[1]["choices"][0]
+            served.engine.answers.insert(0, {"text": answer})
+            events = served.chat(stream=True, **options)[1]
+            served.engine.answers.append({"text": answer})
+            calls = choice["message"].get("tool_calls", [])
+            assert len(calls) == (number < 3)
+            assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+            deltas = [event["choices"][0]["delta"] for event in events]
+            indexes = {call["index"] for delta in deltas for call in delta.get("tool_calls", ())}
+            assert len(indexes) == len(calls)
+            text = "".join(delta.get("content") or "" for delta in deltas)
+            assert text == {0: "Wait. ", 3: "Hi."}.get(number, "")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "any",
+        "add",
+        named("sub"),
+        {"type": "function"},
+        {"type": "custom", "custom": {"name": "add"}},
+        allowed("auto", "sub"),
+        allowed("auto"),
+        allowed("always", "add"),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": "add"}},
+        {"type": "allowed_tools", "allowed_tools": []},
+    ],
+    ids=str,
+)
+def test_wrong_choices_are_refused(choice: Any, served: Served) -> None:
+    status, body = served.chat(tools=TOOLS, tool_choice=choice)
+    assert status == 400 and body["error"]["param"] == "tool_choice"
+    status, body = served.chat(tool_choice="required")
+    assert status == 400 and body["error"]["param"] == "tool_choice"
+
+
+def test_tools_without_a_schema_that_can_be_enforced(served: Served) -> None:
+    """Their arguments may be anything; those of a tool without parameters are empty."""
+    tools = [tool("add", a={"not": {"type": "string"}})]
+    assert served.chat(tools=tools, tool_choice="required")[0] == 200
+    assert accepts(served, '{"name": "add", "arguments": {"a": "x"}}')
+    bare = [{"type": "function", "function": {"name": "list"}}]
+    assert served.chat(tools=bare, tool_choice="required")[0] == 200
+    assert accepts(served, '{"name": "list", "arguments": {}}')
+    assert not accepts(served, '{"name": "list", "arguments": {"a": 1}}')
+    for broken in ([{}], [{"type": "function"}]):
+        status, body = served.chat(tools=broken, tool_choice="required")
+        assert status == 400 and body["error"]["param"] == "tools"
