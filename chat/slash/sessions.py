@@ -1,16 +1,13 @@
 """Commands about saved conversations: `/clear`, `/sessions`, `/resume`, `/save`, `/fork`, …"""
 
-import os
 import shlex
-import sys
 
 from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation
 from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
 from swiftchat.chat.history.transcript import as_json, as_markdown, author, write_file
 from swiftchat.chat.options.chat_options import sampling_changes, saved_settings
-from swiftchat.chat.render.style import is_dumb
-from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.command import Command, always
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -73,8 +70,7 @@ def _pick(state: ChatState) -> str | None:
     rows = [row for row in store.recent() if row["id"] != state.conversation.id]
     if not rows:
         raise UsageError("there is no other chat", "swiftchat sessions --all lists one-shots, too")
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if not is_terminal or is_dumb(os.environ) or state.style.mode == "accessible":
+    if not state.may_redraw:
         list_sessions(state, "")
         print("/resume ID opens one of them")
         return None
@@ -173,7 +169,13 @@ def show_end(state: ChatState) -> None:
 
 SESSION_COMMANDS = (
     Command("/clear", "", "start a new conversation", clear, aliases=("/new",)),
-    Command("/sessions", "[WORDS]", "list the saved conversations, or search them", list_sessions),
+    Command(
+        "/sessions",
+        "[WORDS]",
+        "list the saved conversations, or search them",
+        list_sessions,
+        is_aside=always,
+    ),
     Command(
         "/resume",
         "[ID]",
