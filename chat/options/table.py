@@ -257,7 +257,7 @@ class Options:
 
     schema: str | None = once(
         env=False,
-        metavar="FILE|JSON",
+        metavar="JSON|FILE",
         shell_complete=complete_files,
         help="Answer with JSON that matches this JSON schema.",
         section="Format",
@@ -266,8 +266,7 @@ class Options:
     regex: str | None = once(env=False, metavar="REGEX", help="Answer with text that matches this.")
     grammar: str | None = once(
         env=False,
-        type=UserPath(),
-        metavar="FILE",
+        metavar="TEXT|FILE",
         shell_complete=complete_files,
         help="Answer with text of this grammar (Lark or GBNF).",
     )
