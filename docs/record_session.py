@@ -63,7 +63,7 @@ def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
         folders = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
         # pyte does not report its cursor position, and prompt_toolkit would wait for the report.
         terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        terminal |= {"NO_COLOR": "", "COLORFGBG": "", "COLORTERM": "truecolor"}
+        terminal |= {"NO_COLOR": "", "COLORFGBG": "", "COLORTERM": "truecolor", "PAGER": ""}
         process = pexpect.spawn(
             command[0],
             command[1:],

@@ -79,8 +79,9 @@ class TableRows:
     def _listed(self, head: list[Text], cells: list[Text], width: int) -> list[Text]:
         rows: list[Text] = []
         for i, (name, cell) in enumerate(zip(head, cells, strict=True)):
-            line = Text("  " if i else "- ") + name + Text(": ") + Text(" ").join(cell.split("\n"))
-            rows += line.wrap(self._console, width, overflow="fold")
+            line = name + Text(": ") + Text(" ").join(cell.split("\n"))
+            found = line.wrap(self._console, max(1, width - 2), overflow="fold")
+            rows += [Text("  " if i or j else "- ") + row for j, row in enumerate(found)]
         return rows
 
 

@@ -161,7 +161,9 @@ def _color_depth(is_colored: bool) -> ColorDepth | None:
 def _placeholder() -> StyleAndTextTuples:
     # During a history search the empty buffer shows the match; what scrolls away has no hint.
     app = get_app()
-    is_hidden = app.layout.is_searching or app.is_done
+    columns = app.output.get_size().columns
+    is_narrow = columns <= len(PROMPT) + len(PLACEHOLDER)  # it would take a second row
+    is_hidden = app.layout.is_searching or app.is_done or is_narrow
     return [] if is_hidden else [("fg:ansibrightblack", PLACEHOLDER)]
 
 

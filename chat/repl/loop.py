@@ -5,6 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
+
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from swiftchat.chat.attachments.attachment import Attachment, message_with
 from swiftchat.chat.attachments.files import read_attachments
@@ -220,12 +223,15 @@ class Repl:
             {name: one.summary for name, one in BY_NAME.items() if name.startswith("/")},
             lambda name: complete_argument(self.state, name),
             _history_file(),
-            None if self._is_accessible else lambda: toolbar(self.state),
+            None if self._is_accessible else self._toolbar,
             self.state.config.editing_mode == "vi",
             self._queue if self.state.keyboard.is_open else None,
             is_colored=is_colored(self.state.config, os.environ),
             style=self._current_style,
         )
+
+    def _toolbar(self) -> StyleAndTextTuples:
+        return toolbar(self.state, get_terminal_size().columns)
 
     def _read(self) -> str:
         """Return the first line that waits, or else what is typed at the prompt."""

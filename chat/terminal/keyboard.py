@@ -182,7 +182,7 @@ class Keyboard:
         """
         if self._is_open and keys:
             self._scanner.expect_paste()
-            self._events.extend(self._scanner.feed(keys))
+            self._events.extend((*self._scanner.feed(keys), *self._scanner.finish()))
             if not self._is_dumb:
                 self._write(_ERASE_LINE)  # it has been echoed; the prompt will show it
 

@@ -290,6 +290,9 @@ def test_rendering(text: str, rendered: str) -> None:
 def test_a_table_that_does_not_fit_becomes_a_list() -> None:
     table = "| a | b | c |\n|---|---|---|\n| one | two | three |\n"
     assert shown(table, columns=16) == "- a: one\n  b: two\n  c: three"
+    assert shown(table.replace("three", "three words"), columns=10) == (
+        "- a: one\n  b: two\n  c: three\n  words"
+    )
 
 
 CONTROLS = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x202A, 0x2028]))
