@@ -154,7 +154,7 @@ class Repl:
         elif self.state.chat_model.engine.is_attached:
             place += " · on a running engine"
         print_notice(
-            f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D to leave"
+            f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D leaves"
         )
         for server, tools in self.state.toolbox.servers().items():
             if tools:
