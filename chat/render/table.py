@@ -101,8 +101,9 @@ def _styled(inline: Inline, cell: str) -> Text:
 
 def _fitted(natural: list[int], total: int) -> list[int]:
     """Return column widths of at most `total` together; only the widest columns are cut."""
-    left, limit = total, 0
-    for num_left, width in zip(range(len(natural), 0, -1), sorted(natural), strict=True):
-        limit = max(1, left // num_left)
-        left -= min(width, limit)
-    return [min(width, limit) for width in natural]
+    left, widths = total, list(natural)
+    by_width = sorted(range(len(natural)), key=natural.__getitem__)
+    for num_left, column in zip(range(len(natural), 0, -1), by_width, strict=True):
+        widths[column] = min(natural[column], max(1, left // num_left))
+        left -= widths[column]
+    return widths
