@@ -10,6 +10,7 @@ from swiftchat.chat.options.chat_options import sampling_changes, saved_settings
 from swiftchat.chat.slash.command import Command, always
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.chat.terminal.picker import Row, pick
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 from swiftchat.weights.files.paths import only_path, user_path
@@ -74,18 +75,24 @@ def _pick(state: ChatState) -> str | None:
         list_sessions(state, "")
         print("/resume ID opens one of them")
         return None
-    # Imported here: few chats need it.
-    from swiftchat.chat.slash.session_picker import SessionPicker
 
-    def end_of(session_id: str) -> str:
+    def end_of(row: Row) -> str:
         try:
-            messages = store.load(session_id).messages[-2:]
+            messages = store.load(store.find(row.name)).messages[-2:]
         except SwiftchatError as error:
             return error.message
         return "\n".join(f"{author(one)}: {folded(one.content)}" for one in messages)
 
+    shown = [
+        Row(
+            row["id"][:SHORT_ID],
+            f"{format_time(row['updated'])}  {' '.join((row['name'] or row['title']).split())}",
+        )
+        for row in rows
+    ]
     with state.keyboard.lent():
-        return SessionPicker(rows, end_of).run()
+        picked = pick("Which chat?", shown, preview=end_of)
+    return None if picked is None else store.find(picked.name)
 
 
 def resume(state: ChatState, argument: str) -> None:
