@@ -115,6 +115,8 @@ def _waiting_text(num_lines: int, columns: int) -> str:
     """Return how many lines wait in so many columns, empty for none."""
     if not num_lines:
         return ""
-    text = "1 message waits" if num_lines == 1 else f"{num_lines} messages wait"
-    longer = f"{text} · ↑ edits {'it' if num_lines == 1 else 'the last'}"
-    return longer if len(longer) <= columns else text[:columns]
+    is_one = num_lines == 1
+    count, how = ("1", "↑ edits it") if is_one else (f"{num_lines}", "↑ edits the last")
+    verb, noun = ("waits", "message") if is_one else ("wait", "messages")
+    texts = (f"{count} {noun} {verb} · {how}", f"{count} {verb} · {how}", f"{count} {verb}")
+    return next((text for text in texts if len(text) <= columns), count)
