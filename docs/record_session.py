@@ -37,7 +37,8 @@ INPUTS = (
 )
 THEMED_INPUTS = (
     "/set temperature 0",
-    "Show how to reverse a list in Python, under a heading, in at most 40 words.",
+    "Write a short Markdown answer about lists and tuples in Python, with a level 1 heading, "
+    "a table with 2 rows and 3 columns, and a code example. Nothing else.",
     "/nosuch",
 )
 # The picture → the theme of swiftchat and that of the terminal.
@@ -45,7 +46,7 @@ THEMES = {"dark": ("harbor", SVG_EXPORT_THEME), "light": ("paper", DEFAULT_TERMI
 ROLE = "---\ntemperature: 0.2\nvariables:\n  lang: Python\n---\nYou review {{lang}} code.\n"
 HERE = Path(__file__).parent
 _PROMPT = ">>> Send a message"
-_TIMEOUT_S = 60
+_TIMEOUT_S = 180
 
 
 def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
@@ -63,7 +64,7 @@ def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
         folders = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
         # pyte does not report its cursor position, and prompt_toolkit would wait for the report.
         terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        terminal |= {"NO_COLOR": "", "COLORFGBG": "", "COLORTERM": "truecolor"}
+        terminal |= {"NO_COLOR": "", "COLORFGBG": "", "COLORTERM": "truecolor", "PAGER": ""}
         process = pexpect.spawn(
             command[0],
             command[1:],

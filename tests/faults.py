@@ -252,8 +252,8 @@ FAULTS = {
     ),
     43: Fault(
         "text is pasted or typed while an answer, a load or a command runs",
-        "it is kept as a draft, never sent and never left to the shell; Ctrl-C works behind a "
-        "full input queue.",
+        "typed lines wait for the end of the answer, everything else is kept as a draft; a paste "
+        "is never sent and nothing is left to the shell; Ctrl-C works behind a full input queue.",
     ),
     44: Fault(
         "a slash command raises an unforeseen exception",

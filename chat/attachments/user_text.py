@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\
 # Formats without zero bytes at their beginning.
 _OTHER_FORMATS = (b"%PDF-", b"%!PS", b"{\\rtf")
 _SAMPLE_CHARACTERS = 8192
+# A word that looks like the name of a file, and not like JSON or a grammar.
+_NAME = re.compile(r"""[^\s{}"'|]*/[^\s{}"'|]*|[^\s{}"'|]+\.[A-Za-z]\w{0,7}""")
+_TEXT_OR_FILE = "name a file, or give a text"
 _NO_TERMINAL = "type the text, or name a file"
 
 
@@ -38,6 +42,30 @@ class UserText:
         for note in self.notes:
             print_notice(f"warning: {note}")
         return self.text
+
+
+def text_or_file(argument: str, hint: str = _TEXT_OR_FILE) -> tuple[str, str | None]:
+    """Return the text of an argument that is a text or a file, and the name of the file.
+
+    It is the name of a file if that exists, `-` is stdin, and anything else is a text, without a
+    name. Raises `FileSystemError` for a folder, for a word that looks like the name of a file which
+    does not exist, and as `read_text`.
+    """
+    if argument == "-":
+        return read_text(argument).told(), "stdin"
+    looks_like_name = _NAME.fullmatch(argument) is not None
+    try:
+        path = user_path(argument)
+        exists, is_folder = path.exists(), path.is_dir()
+    except (FileSystemError, OSError, ValueError):  # too long for a name, or a null character
+        if looks_like_name:
+            raise
+        return argument, None
+    if looks_like_name and not exists:
+        raise FileSystemError(f"cannot read {argument}: no such file", hint)
+    if argument and is_folder:
+        raise FileSystemError(f"{argument} is a folder", hint)
+    return (read_text(argument).told(), argument) if argument and exists else (argument, None)
 
 
 def read_text(source: str) -> UserText:

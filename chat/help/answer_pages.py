@@ -73,6 +73,10 @@ chosen, so the answer always matches, whatever the model and the temperature.
   swiftchat -p "Yes or no?" --grammar answer.lark     a grammar, Lark or GBNF
   >>> /schema person.json
 
+What --schema, --grammar and embed take is the name of a file if that exists,
+otherwise a text; a word that looks like the name of a file and is none is an
+error. What -p and -s take is always a text, what -f takes never.
+
 The schema is also added to the system prompt, unless --no-schema-prompt is
 given. A model that thinks does so freely; the format applies to its answer.
 

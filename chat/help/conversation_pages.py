@@ -12,9 +12,13 @@ line, end a line with a backslash, or use a block:
   ... two
   ... lines\"\"\"
 
-Pasted text is never sent by itself. Text that is typed while the model
-answers or a command runs waits in the input line; Enter sends it there. A line
-that begins with / is a command; begin it with // for a literal slash.
+A line that you send while the model answers waits, and is sent when the answer
+has ended; Up takes the last one back. Commands that only print, such as /help,
+/stats and /set, run at once. After Ctrl-C or an error what waits is in the input
+line, not sent. Pasted text is never sent by itself: Enter sends it there.
+
+A line that begins with / is a command; begin it with // for a literal slash.
+Output of a command that is higher than the window is shown in $PAGER, or less.
 """
 
 _COMMANDS = """\
@@ -161,7 +165,7 @@ KEYS = (
     ("\\ at the end of a line", 'continue on the next line; or """ around a block'),
     ("Ctrl-C", "stop the answer; clear the line; twice: leave"),
     ("Ctrl-D", "leave"),
-    ("Up, Down, Ctrl-R", "earlier messages, search"),
+    ("Up, Down, Ctrl-R", "earlier messages, search; during an answer Up edits what waits"),
     ("Ctrl-X Ctrl-E", "write in $EDITOR"),
     ("Ctrl-L, Ctrl-Z", "clear the screen, suspend"),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from swiftchat.chat.attachments.user_text import read_text
+from swiftchat.chat.attachments.user_text import text_or_file
 from swiftchat.chat.model.reasoning import ReasoningFormat
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import UsageError
@@ -75,7 +75,8 @@ def chosen_format(config: ChatConfig) -> OutputFormat | None:
     if config.regex is not None:
         return _checked("--regex", {"lark_grammar": f"start: /{_escaped(config.regex)}/"})
     if config.grammar is not None:
-        return _checked("--grammar", {"lark_grammar": _lark(read_text(config.grammar).told())})
+        text, _ = text_or_file(config.grammar)
+        return _checked("--grammar", {"lark_grammar": _lark(text)})
     return None
 
 
@@ -100,9 +101,9 @@ def schema_format(text: str, *, has_instruction: bool = True) -> OutputFormat:
 
     Raises as `chosen_format` does.
     """
-    is_text = text.lstrip().startswith("{")
-    schema = _parse(text if is_text else read_text(text).told(), "the schema" if is_text else text)
-    name = "JSON schema" if is_text else Path(text).name
+    source, file = text_or_file(text)
+    schema = _parse(source, file or "the schema")
+    name = Path(file).name if file else "JSON schema"
     return json_schema_format(schema, name, has_instruction=has_instruction)
 
 
@@ -235,7 +236,9 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply", "use a simpler schema") from None
     except ValueError as error:
-        raise UsageError(f"{name} is not valid JSON: {error}", "give a JSON schema") from None
+        raise UsageError(
+            f"{name} is not valid JSON: {error}", "give a JSON schema, or its file"
+        ) from None
     if not isinstance(schema, dict):
         raise UsageError(f"{name} is not a JSON object", 'give a schema such as {"type": "object"}')
     return schema

@@ -311,7 +311,7 @@ class Options:
 
     schema: str | None = once(
         env=False,
-        metavar="FILE|JSON",
+        metavar="JSON|FILE",
         shell_complete=complete_files,
         help="Answer with JSON that matches this JSON schema.",
         section="Format",
@@ -320,8 +320,7 @@ class Options:
     regex: str | None = once(env=False, metavar="REGEX", help="Answer with text that matches this.")
     grammar: str | None = once(
         env=False,
-        type=UserPath(),
-        metavar="FILE",
+        metavar="TEXT|FILE",
         shell_complete=complete_files,
         help="Answer with text of this grammar (Lark or GBNF).",
     )

@@ -19,8 +19,7 @@ from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows, Tail
-from swiftchat.chat.render.stats import running_text
-from swiftchat.chat.render.style import Style
+from swiftchat.chat.render.style import Rows, Style
 from swiftchat.chat.render.verbatim import VerbatimStream
 from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 
@@ -47,7 +46,7 @@ class MarkdownView:
 
     Reasoning is shown while it streams and then folded to one line. An answer that matches a
     grammar is no Markdown: its lines are written as they are. Without `style.is_live` nothing is
-    redrawn. Tests replace `size` and `clock`.
+    redrawn. `rows_below` returns the rows below the tail. Tests replace `size` and `clock`.
     """
 
     def __init__(
@@ -58,9 +57,11 @@ class MarkdownView:
         write: Callable[[str], None],
         size: Callable[[], Size] = terminal_size,
         clock: Callable[[], float] = time.monotonic,
+        rows_below: Callable[[int], Rows] = lambda columns: [],
     ) -> None:
         self._style = style
         self._answer = answer
+        self._rows_below = rows_below
         self._size = size
         self._clock = clock
         is_verbatim = answer is not None and answer.is_constrained
@@ -126,11 +127,12 @@ class MarkdownView:
         self._region.draw(permanent, [*tail.rows, *self._status(columns)], tail.num_pinned)
 
     def _status(self, columns: int) -> list[Text]:
-        """Return the row below an answer that is generated."""
-        if self._answer is None or not self._style.is_live:
+        """Return the rows below an answer that is generated."""
+        if not self._style.is_live:
             return []
-        style = "swiftchat.notice" if self._style.is_colored else ""
-        return [Text(running_text(self._answer, columns), style)]
+        rows = self._rows_below(columns)
+        is_colored = self._style.is_colored
+        return [Text(text, f"swiftchat.{part}" if is_colored else "") for part, text in rows]
 
 
 def _reasoning_tail(reasoning: str, columns: int, lines: int) -> Tail:

@@ -35,6 +35,8 @@ _FIRST_LINKING_VTE = 5000  # version 0.50
 
 _ANY_BACKGROUND = Theme()
 
+Rows = list[tuple[str, str]]  # each a part of the theme, and a text
+
 
 @dataclass(frozen=True)
 class Style:

@@ -79,8 +79,9 @@ class TableRows:
     def _listed(self, head: list[Text], cells: list[Text], width: int) -> list[Text]:
         rows: list[Text] = []
         for i, (name, cell) in enumerate(zip(head, cells, strict=True)):
-            line = Text("  " if i else "- ") + name + Text(": ") + Text(" ").join(cell.split("\n"))
-            rows += line.wrap(self._console, width, overflow="fold")
+            line = name + Text(": ") + Text(" ").join(cell.split("\n"))
+            found = line.wrap(self._console, max(1, width - 2), overflow="fold")
+            rows += [Text("  " if i or j else "- ") + row for j, row in enumerate(found)]
         return rows
 
 
@@ -100,8 +101,9 @@ def _styled(inline: Inline, cell: str) -> Text:
 
 def _fitted(natural: list[int], total: int) -> list[int]:
     """Return column widths of at most `total` together; only the widest columns are cut."""
-    left, limit = total, 0
-    for num_left, width in zip(range(len(natural), 0, -1), sorted(natural), strict=True):
-        limit = max(1, left // num_left)
-        left -= min(width, limit)
-    return [min(width, limit) for width in natural]
+    left, widths = total, list(natural)
+    by_width = sorted(range(len(natural)), key=natural.__getitem__)
+    for num_left, column in zip(range(len(natural), 0, -1), by_width, strict=True):
+        widths[column] = min(natural[column], max(1, left // num_left))
+        left -= widths[column]
+    return widths

@@ -1,9 +1,11 @@
 """Output of an answer while it streams, to a pipe or to a terminal."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from swiftchat.chat.model.reasoning import ReasoningText
-from swiftchat.chat.render.style import Style
+from swiftchat.chat.render.style import Rows, Style
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize_prose
 
@@ -23,15 +25,21 @@ class AnswerView(Protocol):
     def close(self, note: str = "") -> None: ...
 
 
-def open_view(style: Style, answer: "Answer | None", name: str) -> AnswerView:
+def open_view(
+    style: Style,
+    answer: "Answer | None",
+    name: str,
+    rows_below: Callable[[int], Rows] = lambda columns: [],
+) -> AnswerView:
     """Return the view for an answer of the model `name`.
 
-    `answer` supplies the reasoning statistics; None leaves them out.
+    `answer` supplies the reasoning statistics; None leaves them out. `rows_below` returns rows of
+    at most so many columns, which stand below an answer that is redrawn.
     """
     if style.is_rendered:
         from swiftchat.chat.render.markdown_view import MarkdownView
 
-        return MarkdownView(style, answer, name, write)
+        return MarkdownView(style, answer, name, write, rows_below=rows_below)
     return PlainView(sanitized=style.mode == "raw")
 
 
@@ -46,7 +54,7 @@ def preload(style: Style) -> None:
 
 def show(style: Style, text: str, name: str) -> None:
     """Show a complete text as if the model `name` had answered it."""
-    view = open_view(style, None, name)
+    view = open_view(replace(style, is_live=False), None, name)
     view.push(text)
     view.close()
 

@@ -21,12 +21,12 @@ from prompt_toolkit.output import ColorDepth
 
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
-from swiftchat.chat.repl.message import is_unfinished
+from swiftchat.chat.repl.line_queue import PROMPT, LineQueue
+from swiftchat.chat.repl.message import continued
 from swiftchat.chat.repl.pastes import Pastes, ShownLine, without_placeholders
 from swiftchat.chat.repl.shell_paths import ShellPathCompleter, last_word
 from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.slash.registry import is_command
-from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.signals import delayed_exit
@@ -42,9 +42,9 @@ class InputLine:
 
     `commands` maps each command to its description, `complete_argument` a command to the words
     that Tab offers after it, with descriptions. Without a `toolbar` (for screen readers) there is
-    no placeholder either, and the prompt has a speaker label. Without a `keyboard` it reads the
-    input of prompt_toolkit's session. `style` returns how questions look now; `is_colored` is for
-    the menu and the toolbar.
+    no placeholder either, and the prompt has a speaker label. Without `queue`, which has the
+    keyboard, it reads the input of prompt_toolkit's session. `style` returns how questions look
+    now; `is_colored` is for the menu and the toolbar.
     """
 
     def __init__(
@@ -54,17 +54,16 @@ class InputLine:
         history_file: Path | None,
         toolbar: Callable[[], StyleAndTextTuples] | None,
         is_vi: bool = False,
-        keyboard: Keyboard | None = None,
+        queue: LineQueue | None = None,
         *,
         is_colored: bool = True,
         style: Callable[[], Style] = lambda: Style("raw"),
     ) -> None:
-        self._pastes = Pastes()
-        self._keyboard = keyboard
-        self._input = None if keyboard is None else KeyboardInput(keyboard)
+        self._queue = queue
+        self._pastes = Pastes() if queue is None else queue.pastes
         self._default = ""
         self.completer = _CommandCompleter(commands, complete_argument)
-        prompt, continuation = ">>> " if toolbar else "You >>> ", "... "
+        prompt, continuation = PROMPT if toolbar else f"You {PROMPT}", "... "
         question = QuestionLexer(style)
         self._session: PromptSession[str] = PromptSession(
             lambda: [(question.style, prompt)],
@@ -84,8 +83,8 @@ class InputLine:
             bottom_toolbar=toolbar,
             input_processors=[ShownLine(self._pastes), WordWrap(prompt, continuation)],
             refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
-            input=self._input,
-            output=None if keyboard is None else open_output(),
+            input=None if queue is None else KeyboardInput(queue.keyboard),
+            output=None if queue is None else open_output(),
             color_depth=_color_depth(is_colored),
         )
         self._session.default_buffer.on_text_changed += self._pastes.keep_short
@@ -98,13 +97,17 @@ class InputLine:
         """
         self._default = self._pastes.fold(default)
         with delayed_exit(self._end_soon):
-            if self._keyboard is None or self._input is None:
+            if self._queue is None:
                 typed = self._session.prompt(default=self._default, pre_run=pre_run)
             else:
-                with self._keyboard.prompting():
-                    self._input.store_draft(after=self._default)
-                    typed = self._session.prompt(default=self._default, pre_run=pre_run)
+                with self._queue.keyboard.prompting():
+                    texts = filter(None, (self._default, self._queue.take_draft()))
+                    typed = self._session.prompt(default="\n".join(texts), pre_run=pre_run)
         return self._pastes.unfold(typed)
+
+    def remember(self, line: str) -> None:
+        """Keep a line that was not typed at the prompt in the history."""
+        self._session.history.append_string(line)
 
     def _end_soon(self) -> bool:
         """Let the event loop of the prompt end the prompt; return whether there is a loop."""
@@ -158,7 +161,9 @@ def _color_depth(is_colored: bool) -> ColorDepth | None:
 def _placeholder() -> StyleAndTextTuples:
     # During a history search the empty buffer shows the match; what scrolls away has no hint.
     app = get_app()
-    is_hidden = app.layout.is_searching or app.is_done
+    columns = app.output.get_size().columns
+    is_narrow = columns <= len(PROMPT) + len(PLACEHOLDER)  # it would take a second row
+    is_hidden = app.layout.is_searching or app.is_done or is_narrow
     return [] if is_hidden else [("fg:ansibrightblack", PLACEHOLDER)]
 
 
@@ -204,13 +209,11 @@ def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
     @keys.add("enter", filter=_is_typing)
     def _send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if not is_unfinished(buffer.text):
+        longer = continued(buffer.text, buffer.cursor_position)
+        if longer is None:
             buffer.validate_and_handle()
-            return
-        if buffer.text.endswith("\\"):  # the trailing backslash only; others belong to the text
-            buffer.cursor_position = len(buffer.text)
-            buffer.delete_before_cursor()
-        buffer.insert_text("\n")
+        else:
+            buffer.document = Document(*longer)
 
     @keys.add("c-c", filter=_is_typing & is_typed)
     @keys.add("<sigint>", filter=_is_typing & is_typed)
@@ -226,8 +229,7 @@ def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
 
     @keys.add(Keys.BracketedPaste, filter=_is_typing)
     def _paste(event: KeyPressEvent) -> None:
-        text = event.data.replace("\r\n", "\n").replace("\r", "\n")
-        event.current_buffer.insert_text(pastes.fold_paste(text))
+        event.current_buffer.insert_text(pastes.fold_paste(event.data))
 
     @keys.add("c-x", "c-e", filter=_is_typing)
     def _edit(event: KeyPressEvent) -> None:

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from prompt_toolkit.application import get_app_or_none
 from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
 from prompt_toolkit.input.base import Input
-from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
@@ -21,9 +20,6 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from swiftchat.chat.terminal.input_scanner import InputEvent
 from swiftchat.chat.terminal.key_sequences import CURSOR_REPORT, SEQUENCE
 from swiftchat.chat.terminal.keyboard import Keyboard
-
-# Keys that would act instead of editing the draft.
-_NOT_IN_A_DRAFT = (Keys.ControlC, Keys.ControlD, Keys.ControlZ, Keys.SIGINT)
 
 
 class KeyboardInput(Input):
@@ -39,26 +35,6 @@ class KeyboardInput(Input):
         self._parser = Vt100Parser(self._keys.append)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._callback: Callable[[], None] | None = None
-
-    def store_draft(self, after: str) -> None:
-        """Keep what was typed before the prompt as the prompt's first keys.
-
-        Enter does not send it, but begins a new line. `after` is the text that the line has
-        already.
-        """
-        keys = get_typeahead(self)
-        while (event := self._keyboard.take()) is not None:
-            keys += self._parsed(event)
-        keys += self.flush_keys()
-        draft = [_in_draft(key) for key in keys if key.key not in _NOT_IN_A_DRAFT]
-        new_line = KeyPress(Keys.ControlJ, "\n")
-        while draft and draft[-1] == new_line:
-            draft.pop()
-        if draft and draft[-1].key == Keys.BracketedPaste:
-            draft[-1] = KeyPress(Keys.BracketedPaste, draft[-1].data.rstrip("\r\n"))
-        if after and draft:
-            draft.insert(0, new_line)
-        store_typeahead(self, draft)
 
     def read_keys(self) -> list[KeyPress]:
         self._keyboard.clear_wakeup()
@@ -149,10 +125,6 @@ def _known(sequence: str) -> str:
         number + final if final == "~" else f"\x1bO{final}" if final in "PQS" else f"\x1b[{final}"
     )
     return plain if final and plain in ANSI_SEQUENCES else ""
-
-
-def _in_draft(key: KeyPress) -> KeyPress:
-    return KeyPress(Keys.ControlJ, "\n") if key.key == Keys.ControlM else key
 
 
 class _Output(Vt100_Output):

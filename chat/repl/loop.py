@@ -5,6 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
+
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from swiftchat.chat.attachments.attachment import Attachment, message_with
 from swiftchat.chat.attachments.files import read_attachments
@@ -12,6 +15,7 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.render.message_rows import question_rows
 from swiftchat.chat.render.style import (
     Style,
     can_ask_background,
@@ -23,12 +27,13 @@ from swiftchat.chat.render.style import (
 )
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
+from swiftchat.chat.repl.line_queue import LineQueue
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.chat.repl.turn_runner import InterruptTimer, TurnRunner
 from swiftchat.chat.slash.command import Next
-from swiftchat.chat.slash.registry import BY_NAME, complete_argument, is_command, run
+from swiftchat.chat.slash.registry import BY_NAME, complete_argument, is_aside, is_command, run
 from swiftchat.chat.slash.sessions import show_end
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.announcements import Announcements
@@ -97,7 +102,7 @@ class Repl:
             conversation,
             autosave or Autosave(None, print_notice),
             choose_style(config, os.environ, at_terminal=True),
-            StatusLine(not self._is_accessible),
+            StatusLine(not self._is_accessible, note=lambda columns: self._queue.note(columns)),
             attachments=list(attachments),
             keyboard=keyboard or Keyboard(),
             toolbox=toolbox or Toolbox([]),
@@ -114,9 +119,14 @@ class Repl:
         )
         self._hints = Hints(None if config.quiet else hints_file(), print_notice)
         self._interrupts = InterruptTimer()
-        self._turns = TurnRunner(self.state, self._hints, self._interrupts, self._announcements)
+        self._queue = LineQueue(
+            self.state.keyboard, self._run_aside, is_redrawn=not self._is_accessible
+        )
+        self._turns = TurnRunner(
+            self.state, self._hints, self._interrupts, self._announcements, self._queue
+        )
         self._asks_background = False
-        self._prompt = self._input_line(keyboard)
+        self._prompt = self._input_line()
 
     def run(self, *, shows_end: bool = True) -> int:
         """Read and answer until the user leaves; save everything; return the exit code.
@@ -150,7 +160,7 @@ class Repl:
         elif self.state.chat_model.engine.is_attached:
             place += " · on a running engine"
         print_notice(
-            f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D to leave"
+            f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D leaves"
         )
         for server, tools in self.state.toolbox.servers().items():
             if tools:
@@ -178,6 +188,7 @@ class Repl:
         return self.state.style
 
     def _loop(self) -> int:
+        self._queue.hold()  # what was typed before the first prompt
         while True:
             try:
                 text = self._read()
@@ -186,6 +197,7 @@ class Repl:
             except EOFError:
                 return 0
             except KeyboardInterrupt:
+                self._queue.hold()
                 if self._interrupts.record():
                     return 130
                 is_draft = bool(self.state.draft)
@@ -200,6 +212,8 @@ class Repl:
         except BrokenPipeError:
             raise  # nothing can be printed any more
         except Exception as error:  # noqa: BLE001  (a fault must not end a conversation)
+            if not is_aside(text):
+                self._queue.hold()
             hint = _OVERFLOW_HINT if isinstance(error, ContextOverflow) else ""
             if hint and self.state.attachments:
                 hint = _ATTACHED_HINT + hint
@@ -208,30 +222,54 @@ class Repl:
         finally:
             self._announcements.end_output()
 
-    def _input_line(self, keyboard: Keyboard | None) -> InputLine | PlainPrompt:
+    def _input_line(self) -> InputLine | PlainPrompt:
         if is_dumb(os.environ):
-            return PlainPrompt(self.state.keyboard)
+            return PlainPrompt(self._queue)
         return InputLine(
             {name: one.summary for name, one in BY_NAME.items() if name.startswith("/")},
             lambda name: complete_argument(self.state, name),
             _history_file(),
-            None if self._is_accessible else lambda: toolbar(self.state),
+            None if self._is_accessible else self._toolbar,
             self.state.config.editing_mode == "vi",
-            keyboard,
+            self._queue if self.state.keyboard.is_open else None,
             is_colored=is_colored(self.state.config, os.environ),
             style=self._current_style,
         )
 
+    def _toolbar(self) -> StyleAndTextTuples:
+        return toolbar(self.state, get_terminal_size().columns)
+
     def _read(self) -> str:
+        """Return the first line that waits, or else what is typed at the prompt."""
         draft, self.state.draft = self.state.draft, ""
         conversation = self.state.conversation
         self._announcements.show_title(conversation.name or conversation.title)
         self._announcements.begin_prompt()
+        if not draft and (line := self._queue.next_line()) is not None:
+            self._show_line(line)
+            return line
         try:
             return self._prompt.prompt(default=draft, pre_run=self.state.chat_model.prepare)
         except KeyboardInterrupt:
             self.state.edited = None
             raise
+
+    def _show_line(self, line: str) -> None:
+        """Show a line that waited as the prompt would have left it."""
+        from swiftchat.chat.render.markdown_view import terminal_size
+
+        style = self._current_style()
+        if is_command(line):
+            style = replace(style, is_colored=False)
+        rows = question_rows(style, line, terminal_size()[0])
+        write("".join(f"{row}\n" for row in rows if row))
+        self._prompt.remember(line)
+
+    def _run_aside(self, line: str) -> None:
+        """Run a command while an answer comes."""
+        self._show_line(line)
+        self._handle_safely(line)
+        write("\n")
 
     def handle(self, text: str) -> bool:
         """Run a command or answer a message; return False to leave."""

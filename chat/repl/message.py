@@ -3,9 +3,16 @@
 _QUOTES = '"""'
 
 
-def is_unfinished(text: str) -> bool:
-    """Return whether Enter adds a line: after a trailing backslash and in an open block."""
-    return text.endswith("\\") or (text.lstrip().startswith(_QUOTES) and _block(text) is None)
+def continued(text: str, cursor: int) -> tuple[str, int] | None:
+    """Return a text and its cursor after an Enter that adds a new line, None if Enter sends it.
+
+    Enter adds one in an open block, and in place of a backslash at the end.
+    """
+    if text.endswith("\\"):
+        return f"{text[:-1]}\n", len(text)
+    if text.lstrip().startswith(_QUOTES) and _block(text) is None:
+        return f"{text[:cursor]}\n{text[cursor:]}", cursor + 1
+    return None
 
 
 def message_of(text: str) -> str:

@@ -30,8 +30,8 @@ class Pastes:
         self._labels: dict[str, str] = {}  # by placeholder
 
     def fold_paste(self, text: str) -> str:
-        """Return a short text as is, and a placeholder for a long one."""
-        text = _PLACEHOLDER.sub("\ufffd", text)
+        """Return a short text as is, and a placeholder for a long one; lines end with \\n."""
+        text = _PLACEHOLDER.sub("\ufffd", text).replace("\r\n", "\n").replace("\r", "\n")
         num_lines = len(text.removesuffix("\n").split("\n"))
         if num_lines > _MAX_LINES:
             return self._placeholder(text, f"pasted {num_lines} lines")
@@ -81,6 +81,10 @@ class Pastes:
     def label(self, placeholder: str) -> str:
         """Return what the line shows for a placeholder."""
         return self._labels.get(placeholder, "\ufffd")
+
+    def labeled(self, line: str) -> str:
+        """Replace the placeholders by their labels."""
+        return _PLACEHOLDER.sub(lambda found: self.label(found[0]), line)
 
     def keep_short(self, buffer: Buffer) -> None:
         """Fold a line that has become too long: by the history, an editor, or many pastes."""

@@ -2,30 +2,33 @@
 
 from collections.abc import Callable
 
-from swiftchat.chat.repl.message import is_unfinished
+from swiftchat.chat.repl.line_queue import PROMPT, LineQueue
+from swiftchat.chat.repl.message import continued
 from swiftchat.chat.terminal.input_scanner import InputEvent
-from swiftchat.chat.terminal.keyboard import END, Keyboard
+from swiftchat.chat.terminal.keyboard import END
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 
-_PROMPT = "You >>> "
+_PROMPT = f"You {PROMPT}"
 
 
 class PlainPrompt:
     """Reads messages with the interface of `InputLine`, without key bindings."""
 
-    def __init__(self, keyboard: Keyboard) -> None:
-        self._keyboard = keyboard
+    def __init__(self, queue: LineQueue) -> None:
+        self._queue = queue
+        self._keyboard = queue.keyboard
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:
         """Return the next message; an empty line returns `default`, which is shown before.
 
-        What was typed before the prompt, and several pasted lines, are kept until Enter.
-        Raises `EOFError` at Ctrl-D and `KeyboardInterrupt` at Ctrl-C.
+        What was typed before the prompt, and several pasted lines, are kept until Enter, behind
+        `default`. Raises `EOFError` at Ctrl-D and `KeyboardInterrupt` at Ctrl-C.
         """
-        text = self._typed_before()
+        typed = self._queue.pastes.unfold(self._queue.take_draft()).strip("\n")
+        text = "".join(f"{part}\n" for part in (default, typed) if part) if typed else ""
         with self._keyboard.line_mode():
-            if default:
+            if default and not text:
                 write(f"{sanitize(default)}\n(Enter sends it again)\n")
             if text:
                 write(f"{sanitize(text)}{_offer(text)}\n")
@@ -39,18 +42,14 @@ class PlainPrompt:
                 text += _text(event)
                 if event.is_paste:
                     write(f"\n{_offer(text)}\n{_PROMPT}")
-                elif is_unfinished(text.removesuffix("\n")):
-                    text = text.removesuffix("\n").removesuffix("\\") + "\n"
+                elif longer := continued(text.removesuffix("\n"), len(text)):
+                    text = longer[0]
                     write("... ")
                 elif text.endswith("\n"):
                     return text.strip("\n") or default
 
-    def _typed_before(self) -> str:
-        text = ""
-        while (event := self._keyboard.take()) is not None:
-            text += _text(event)
-        text = text.strip("\n")
-        return f"{text}\n" if text else ""
+    def remember(self, line: str) -> None:
+        """Do nothing: this prompt has no history."""
 
     def _next_event(self) -> InputEvent:
         while (event := self._keyboard.take()) is None:

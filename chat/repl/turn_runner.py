@@ -6,6 +6,7 @@ from swiftchat.chat.attachments.attachment import without_attachments
 from swiftchat.chat.history.conversation import Message, title_of
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.repl.hints import Hints
+from swiftchat.chat.repl.line_queue import LineQueue
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.announcements import Announcements
@@ -39,8 +40,10 @@ class TurnRunner:
         hints: Hints,
         interrupts: InterruptTimer,
         announcements: Announcements,
+        queue: LineQueue,
     ) -> None:
         self._state = state
+        self._queue = queue
         self._announcements = announcements
         self._hints = hints
         self._interrupts = interrupts
@@ -144,7 +147,13 @@ class TurnRunner:
         conversation.settings = chat_model.settings
         state.save()
         view = ChatView(
-            chat_model, state.config, state.style, state.status, state.keyboard, self._hints.show
+            chat_model,
+            state.config,
+            state.style,
+            state.status,
+            state.keyboard,
+            self._hints.show,
+            self._queue,
         )
         turn = Turn(view, conversation, state.autosave, state.toolbox)
         began_s = time.monotonic()
@@ -159,3 +168,4 @@ class TurnRunner:
             if not (end.answer.text or end.answer.reasoning):
                 raise KeyboardInterrupt
             self._interrupts.record()
+            self._queue.hold()

@@ -6,7 +6,7 @@ from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.model.template_variables import LEVELS, unknown_level
 from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.render.view import show
-from swiftchat.chat.slash.command import Command, count_of
+from swiftchat.chat.slash.command import Command, always, count_of
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.clipboard import copy
 from swiftchat.chat.terminal.output import write
@@ -81,7 +81,13 @@ ANSWER_COMMANDS = (
         details="/copy code copies the last code block, /copy code 1 the first one,\n"
         "/copy all the whole conversation.",
     ),
-    Command("/reasoning", "", "show the reasoning before the last answer", show_reasoning),
+    Command(
+        "/reasoning",
+        "",
+        "show the reasoning before the last answer",
+        show_reasoning,
+        is_aside=always,
+    ),
     Command(
         "/think",
         "[LEVEL]",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.options.parameter import shown
-from swiftchat.chat.slash.command import Command, Next, count_of
+from swiftchat.chat.slash.command import Command, Next, always, count_of
 from swiftchat.chat.slash.sessions import show_end
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.editor import edit_text
@@ -190,6 +190,12 @@ BRANCH_COMMANDS = (
         details="Your own message returns to the input line; an answer opens in $EDITOR.\n"
         "-1 is the last message. The old messages stay in a branch.",
     ),
-    Command("/branches", "", "show the branches of this conversation as a tree", list_branches),
+    Command(
+        "/branches",
+        "",
+        "show the branches of this conversation as a tree",
+        list_branches,
+        is_aside=always,
+    ),
     Command("/switch", "N", "switch to branch N", switch),
 )

@@ -22,6 +22,14 @@ Handler = Callable[[ChatState, str], Next | None]  # None means Next.PROMPT
 Completion = tuple[str, ...] | Callable[[ChatState], Mapping[str, str]]
 
 
+def always(argument: str) -> bool:
+    return True
+
+
+def never(argument: str) -> bool:
+    return False
+
+
 _MAX_DIGITS = 9
 
 
@@ -42,7 +50,9 @@ class Command:
 
     `arguments` is their placeholder in help texts, `summary` the line in the list of commands,
     `details` the text of `/help NAME`. `completion` are the words that Tab offers as arguments, or
-    a function that returns them with a description each.
+    a function that returns them with a description each. `is_aside` returns whether the command
+    with an argument only prints, and touches no answer that comes: it runs at once while one comes,
+    and output that is higher than the window is shown in a pager.
     """
 
     name: str
@@ -52,6 +62,7 @@ class Command:
     aliases: tuple[str, ...] = ()
     completion: Completion = ()
     details: str = ""
+    is_aside: Callable[[str], bool] = never
 
     @property
     def usage(self) -> str:

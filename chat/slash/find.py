@@ -3,7 +3,7 @@
 from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.listing import print_match
 from swiftchat.chat.history.search import excerpt_of, fold
-from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.command import Command, always
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.errors import UsageError
 
@@ -43,5 +43,6 @@ FIND_COMMANDS = (
         find,
         details="A message is found if it contains all words, in any case, also inside of words.\n"
         "The numbers are those of /edit N. /sessions WORDS searches all conversations.",
+        is_aside=always,
     ),
 )

@@ -1,12 +1,10 @@
 """Commands about the model and the context: `/model`, `/models`, `/tokens`, `/compact`."""
 
-import os
 import shlex
 from dataclasses import replace
 
 from swiftchat.chat.model.chat_model import ChatModel
-from swiftchat.chat.render.style import is_accessible
-from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.command import Command, always
 from swiftchat.chat.slash.compact import compact
 from swiftchat.chat.slash.compare import compare, open_model
 from swiftchat.chat.slash.state import ChatState
@@ -73,7 +71,7 @@ def _picked(state: ChatState) -> str | None:
 
     title = "Which model? Esc keeps this one."
     with state.keyboard.lent():
-        return pick_model(title, is_redrawn=not is_accessible(state.config, os.environ))
+        return pick_model(title, is_redrawn=state.may_redraw)
 
 
 def list_models(state: ChatState, argument: str) -> None:
@@ -136,8 +134,8 @@ MODEL_COMMANDS = (
         details="The conversation keeps its model and its answer; the other answer is a branch.\n"
         "The other model stays loaded for the next /compare if there is memory for both.",
     ),
-    Command("/models", "", "list the models on this machine", list_models),
-    Command("/tokens", "", "count the tokens of each message", show_tokens),
+    Command("/models", "", "list the models on this machine", list_models, is_aside=always),
+    Command("/tokens", "", "count the tokens of each message", show_tokens, is_aside=always),
     Command(
         "/compact",
         "[N]",

@@ -17,7 +17,7 @@ def schema(state: ChatState, argument: str) -> None:
     elif argument and model.tools:
         raise UsageError("an answer with a schema calls no tools", "/tools off, then /schema")
     elif argument:
-        is_text = argument.startswith("{")
+        is_text = argument.startswith("{")  # which shell words would lose its quotes
         model.output_format = schema_format(
             argument if is_text else only_path(argument, "/schema"),
             has_instruction=not state.config.no_schema_prompt,
@@ -29,7 +29,7 @@ def schema(state: ChatState, argument: str) -> None:
 OUTPUT_FORMAT_COMMANDS = (
     Command(
         "/schema",
-        "[FILE|JSON|off]",
+        "[JSON|FILE|off]",
         "answer with JSON that matches a JSON schema",
         schema,
         completion=("off",),

@@ -15,7 +15,7 @@ from swiftchat.chat.slash.adapters import ADAPTER_COMMANDS
 from swiftchat.chat.slash.answer import ANSWER_COMMANDS
 from swiftchat.chat.slash.attach import ATTACH_COMMANDS
 from swiftchat.chat.slash.branches import BRANCH_COMMANDS
-from swiftchat.chat.slash.command import Command, Next
+from swiftchat.chat.slash.command import Command, Next, always
 from swiftchat.chat.slash.find import FIND_COMMANDS
 from swiftchat.chat.slash.knowledge import KNOWLEDGE_COMMANDS
 from swiftchat.chat.slash.models import MODEL_COMMANDS
@@ -25,6 +25,7 @@ from swiftchat.chat.slash.sessions import SESSION_COMMANDS
 from swiftchat.chat.slash.settings import SETTINGS_COMMANDS
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.slash.tools import TOOL_COMMANDS
+from swiftchat.chat.terminal.pager import paged
 from swiftchat.errors import SwiftchatError, UsageError
 
 
@@ -80,6 +81,7 @@ _CHAT_COMMANDS = (
         _help,
         aliases=("/?",),
         completion=_complete_names,
+        is_aside=always,
     ),
     Command("/bye", "", "leave", _leave, aliases=("/exit", "/quit")),
 )
@@ -117,20 +119,34 @@ def _exists(path: str) -> bool:
     return len(path) > 1 and os.path.exists(path)  # noqa: PTH110
 
 
+def _words(text: str) -> tuple[str, str]:
+    """Return the name and the argument of a command."""
+    if text.startswith("!"):
+        return "!", text[1:].strip()
+    name, *rest = text.strip().split(maxsplit=1)
+    return name, "".join(rest)
+
+
+def is_aside(text: str) -> bool:
+    """Return whether a line is a command that may run while an answer comes, or no command."""
+    if not is_command(text):
+        return False
+    name, argument = _words(text)
+    return name not in BY_NAME or BY_NAME[name].is_aside(argument)
+
+
 def run(state: ChatState, text: str) -> Next:
     """Run a line for which `is_command` is true. Raises `UsageError` for an unknown command."""
-    if text.startswith("!"):
-        name, argument = "!", text[1:].strip()
-    else:
-        name, *rest = text.strip().split(maxsplit=1)
-        argument = "".join(rest)
+    name, argument = _words(text)
     command = BY_NAME.get(name)
     if command is None:
         raise _unknown(name)
     if argument and not command.arguments:
         raise UsageError(f"{name} takes no argument", f"to send the line as a message: /{text}")
+    is_paged = command.is_aside(argument) and state.may_redraw
     try:
-        return command.run(state, argument) or Next.PROMPT
+        with paged(state.keyboard) if is_paged else contextlib.nullcontext():
+            return command.run(state, argument) or Next.PROMPT
     except UsageError as error:
         if error.hint == UsageError.default_hint:  # which is about the command line
             error.hint = f"see /help {command.name}"

@@ -1,8 +1,6 @@
 """Commands about saved conversations: `/clear`, `/sessions`, `/resume`, `/save`, `/fork`, …"""
 
-import os
 import shlex
-import sys
 
 from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation
@@ -10,10 +8,10 @@ from swiftchat.chat.history.listing import Column, format_time, print_found, pri
 from swiftchat.chat.history.transcript import author, write_file
 from swiftchat.chat.options.chat_options import sampling_changes, saved_settings
 from swiftchat.chat.render.export import FORMATS, format_of
-from swiftchat.chat.render.style import is_dumb
-from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.command import Command, always
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.chat.terminal.picker import Row, pick
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 from swiftchat.weights.files.paths import only_path, user_path
@@ -74,23 +72,28 @@ def _pick(state: ChatState) -> str | None:
     rows = [row for row in store.recent() if row["id"] != state.conversation.id]
     if not rows:
         raise UsageError("there is no other chat", "swiftchat sessions --all lists one-shots, too")
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if not is_terminal or is_dumb(os.environ) or state.style.mode == "accessible":
+    if not state.may_redraw:
         list_sessions(state, "")
         print("/resume ID opens one of them")
         return None
-    # Imported here: few chats need it.
-    from swiftchat.chat.slash.session_picker import SessionPicker
 
-    def end_of(session_id: str) -> str:
+    def end_of(row: Row) -> str:
         try:
-            messages = store.load(session_id).messages[-2:]
+            messages = store.load(store.find(row.name)).messages[-2:]
         except SwiftchatError as error:
             return error.message
         return "\n".join(f"{author(one)}: {folded(one.content)}" for one in messages)
 
+    shown = [
+        Row(
+            row["id"][:SHORT_ID],
+            f"{format_time(row['updated'])}  {' '.join((row['name'] or row['title']).split())}",
+        )
+        for row in rows
+    ]
     with state.keyboard.lent():
-        return SessionPicker(rows, end_of).run()
+        picked = pick("Which chat?", shown, preview=end_of)
+    return None if picked is None else store.find(picked.name)
 
 
 def resume(state: ChatState, argument: str) -> None:
@@ -175,7 +178,13 @@ def show_end(state: ChatState) -> None:
 
 SESSION_COMMANDS = (
     Command("/clear", "", "start a new conversation", clear, aliases=("/new",)),
-    Command("/sessions", "[WORDS]", "list the saved conversations, or search them", list_sessions),
+    Command(
+        "/sessions",
+        "[WORDS]",
+        "list the saved conversations, or search them",
+        list_sessions,
+        is_aside=always,
+    ),
     Command(
         "/resume",
         "[ID]",

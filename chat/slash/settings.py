@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import json
+import operator
 import shutil
 from collections.abc import Callable, Iterable
 
@@ -17,7 +18,7 @@ from swiftchat.chat.options.chat_options import (
 from swiftchat.chat.options.parameter import UNSET, ChoiceParameter, Parameter, shown
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import answer_rows, block_row, memory_line
-from swiftchat.chat.slash.command import Command, count_of
+from swiftchat.chat.slash.command import Command, always, count_of
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -54,6 +55,14 @@ def set_parameter(state: ChatState, argument: str) -> None:
     note = "; the engine starts again" if restarts else ""
     is_set = f"{name} = {_value_text(value)}" if value is not None else f"{name} is not set"
     print(sanitize(f"{is_set}{note}"))
+
+
+def _is_for_the_next_answer(argument: str) -> bool:
+    """Return whether /set changes nothing that the engine or a later round of this turn has."""
+    name, *value = argument.removeprefix("parameter ").split(maxsplit=1) or [""]
+    option = option_name(name)
+    is_sampled = option not in PARAMETERS or PARAMETERS[option].is_sampled
+    return not value or (is_sampled and option != "system")
 
 
 def _settable(name: str) -> str:
@@ -215,7 +224,13 @@ def _complete_parameters(state: ChatState) -> dict[str, str]:
 
 
 SETTINGS_COMMANDS = (
-    Command("/system", "[TEXT]", 'show or change the system prompt; "" removes it', system),
+    Command(
+        "/system",
+        "[TEXT]",
+        'show or change the system prompt; "" removes it',
+        system,
+        is_aside=operator.not_,
+    ),
     Command(
         "/set",
         "[NAME [VALUE]]",
@@ -226,6 +241,7 @@ SETTINGS_COMMANDS = (
         "engine. A text may stand between quotes, with \\n for a new line; each /set stop TEXT\n"
         "adds one, and so do ban, logit_bias, dry_breaker and top_p_reset.\n"
         + two_columns((" ".join((p.name, *p.aliases)), p.help) for p in ALL_PARAMETERS),
+        is_aside=_is_for_the_next_answer,
     ),
     Command(
         "/show",
@@ -237,6 +253,7 @@ SETTINGS_COMMANDS = (
         "/show 3 the last three turns, /show all everything. info describes the model;\n"
         "alternatives shows the probability of each token of the last answer, after /set\n"
         "logprobs N; the other topics are system, template and parameters.",
+        is_aside=_SHOW.__contains__,
     ),
     Command(
         "/stats",
@@ -246,5 +263,6 @@ SETTINGS_COMMANDS = (
         completion=("all",),
         details="/stats all also shows the engine's counters: blocks of the KV cache, requests,\n"
         "computed and reused tokens.",
+        is_aside=always,
     ),
 )

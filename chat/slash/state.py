@@ -1,6 +1,8 @@
 """The state that the prompt loop shares with the slash commands."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.style import Style
+from swiftchat.chat.render.style import Style, is_accessible
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
@@ -46,6 +48,12 @@ class ChatState:
     toolbox: Toolbox = field(default_factory=lambda: Toolbox([]))
     compared: ChatModel | None = None
     knowledge: "Knowledge | None" = None
+
+    @property
+    def may_redraw(self) -> bool:
+        """Whether there is a terminal, and rows of it may be redrawn: not for screen readers."""
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        return is_terminal and not is_accessible(self.config, os.environ)
 
     def open(self, conversation: Conversation) -> None:
         """Save the current conversation and replace it by another."""

@@ -1,5 +1,7 @@
 """The command `/tools`: servers and their tools, on and off, permission."""
 
+import operator
+
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.error_report import print_error
@@ -71,5 +73,6 @@ TOOL_COMMANDS = (
         completion=_complete,
         details="on also starts servers again that have ended. allow NAME calls a tool without\n"
         "asking until the end of this chat; NAME is one of the list, or all.",
+        is_aside=operator.not_,
     ),
 )

@@ -2,7 +2,6 @@
 
 import io
 import json as json_module
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ from swiftchat.chat.subcommands.score import MODEL
 from swiftchat.engine.api.params import POOLINGS
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.output import is_stdout, is_stream, open_output
-from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.chat_model import ChatModel
 
 SCHEMA = 1
-_PATH = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,7}")  # a word that looks like the name of a file
+_HINT = "name a file; for a text, add --text"
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ def embed(
 ) -> None:
     """Print the embedding of each TEXT or FILE (- is stdin), one line of numbers each.
 
-    An argument is the name of a file if that exists, otherwise a text. One word that looks like
-    the name of a file and is none is an error, except with --text.
+    An argument is the name of a file if that exists, otherwise a text. A word that looks like the
+    name of a file and is none is an error, except with --text.
 
     An embedding is the mean, the sum or the last one of the hidden states after the model's last
     norm. The text is encoded like a user's input, without a chat template; a model that begins
@@ -133,39 +131,20 @@ def embed(
 
 def _texts(inputs: tuple[str, ...], is_text: bool, lines: bool) -> Iterator[Input]:
     """Yield the texts of the arguments; raises `UsageError` and `FileSystemError`."""
-    from swiftchat.chat.attachments.user_text import read_text
+    from swiftchat.chat.attachments.user_text import text_or_file
 
     if inputs.count("-") > 1 and not is_text:
         raise UsageError("- was given twice", "stdin can be read once")
     for one in inputs:
-        if is_text or not (one == "-" or _is_file(one)):
-            found = [Input(one)]
-        else:
-            text = read_text(one).told()
-            name = "stdin" if one == "-" else one
-            found = [Input(text, name)]
-            if lines:
-                numbered = enumerate(text.split("\n"), 1)
-                found = [Input(line, name, i) for i, line in numbered if line.strip()]
+        text, name = (one, None) if is_text else text_or_file(one, _HINT)
+        found = [Input(text, name)]
+        if lines and name is not None:
+            numbered = enumerate(text.split("\n"), 1)
+            found = [Input(line, name, i) for i, line in numbered if line.strip()]
         if not found or any(not each.text.strip() for each in found):
             name = found[0].name if found else one
             raise UsageError(f"{name} is empty", "an embedding needs a text")
         yield from found
-
-
-def _is_file(argument: str) -> bool:
-    """Return whether an argument names a file; `FileSystemError` for a folder or missing file."""
-    try:
-        path = user_path(argument)
-        exists = argument != "" and path.exists()
-        is_folder = path.is_dir()
-    except (FileSystemError, OSError, ValueError):  # too long for a name, or a null character
-        return False
-    if not exists and _PATH.fullmatch(argument):
-        raise FileSystemError(f"cannot read {argument}: no such file", "for a text, add --text")
-    if exists and is_folder:
-        raise FileSystemError(f"{argument} is a folder", "name its files; for a text, add --text")
-    return exists
 
 
 def _report(

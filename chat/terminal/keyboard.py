@@ -47,7 +47,7 @@ Attributes = list[Any]  # of termios
 class Keyboard:
     """The terminal on stdin; a context manager. Before `with`, every method does nothing.
 
-    `is_dumb`: write no escape sequences. Only the main thread may call methods.
+    `is_dumb`: write no escape sequences. Only the main thread may call methods, but `pending`.
     """
 
     def __init__(self, is_dumb: bool = False) -> None:
@@ -182,7 +182,7 @@ class Keyboard:
         """
         if self._is_open and keys:
             self._scanner.expect_paste()
-            self._events.extend(self._scanner.feed(keys))
+            self._events.extend((*self._scanner.feed(keys), *self._scanner.finish()))
             if not self._is_dumb:
                 self._write(_ERASE_LINE)  # it has been echoed; the prompt will show it
 
@@ -206,6 +206,11 @@ class Keyboard:
         while self._scanner.background is None and time.monotonic() < self._asked_s + wait_s:
             time.sleep(_POLL_S)
         return self._scanner.background
+
+    @property
+    def pending(self) -> tuple[InputEvent, ...]:
+        """The events that wait; any thread may look at them."""
+        return tuple(self._events)
 
     def take(self) -> InputEvent | None:
         """Return the next event, None if there is none."""

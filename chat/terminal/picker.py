@@ -1,8 +1,9 @@
 """A list in the terminal of which one row is picked: arrows, Enter, and typing to filter."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import click
 
@@ -10,6 +11,8 @@ from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 
 _MAX_ROWS = 12
+_MAX_PREVIEW_ROWS = 6
+_MIN_OTHER_ROWS = 3  # title, filter, and one for the cursor
 _MAX_NUMBERED = 20  # rows that a screen reader reads out
 _KEYS = "arrows choose, Enter takes it, typing filters, Esc leaves"
 
@@ -22,15 +25,29 @@ class Row:
     about: str
 
 
-def pick(title: str, rows: Sequence[Row], *, is_redrawn: bool = True) -> Row | None:
+def pick(
+    title: str,
+    rows: Sequence[Row],
+    *,
+    is_redrawn: bool = True,
+    preview: Callable[[Row], str] | None = None,
+) -> Row | None:
     """Return the row that the user picks in the terminal, None for none; Ctrl-C interrupts.
 
+    `preview` returns a text whose end is shown below the rows, once for each row that is chosen.
     Without `is_redrawn`, for screen readers and terminals that cannot move the cursor, the first
     rows are numbered and the number is typed.
     """
     width = max(len(row.name) for row in rows)
     lines = [sanitize(f"{row.name:{width}}  {row.about}").rstrip() for row in rows]
-    return _redrawn(title, rows, lines) if is_redrawn else _numbered(title, rows, lines)
+    if not is_redrawn:
+        return _numbered(title, rows, lines)
+
+    @cache
+    def end_of(index: int) -> list[str]:
+        return sanitize(preview(rows[index])).splitlines()[-_MAX_PREVIEW_ROWS:] if preview else []
+
+    return _redrawn(title, rows, lines, end_of)
 
 
 def _numbered(title: str, rows: Sequence[Row], lines: Sequence[str]) -> Row | None:
@@ -42,9 +59,12 @@ def _numbered(title: str, rows: Sequence[Row], lines: Sequence[str]) -> Row | No
     return rows[number - 1] if number else None
 
 
-def _redrawn(title: str, rows: Sequence[Row], lines: Sequence[str]) -> Row | None:
+def _redrawn(
+    title: str, rows: Sequence[Row], lines: Sequence[str], end_of: Callable[[int], list[str]]
+) -> Row | None:
     # Imported here: scripts and screen readers need none of it.
     from prompt_toolkit import Application
+    from prompt_toolkit.application import get_app
     from prompt_toolkit.formatted_text import StyleAndTextTuples
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.keys import Keys
@@ -55,9 +75,14 @@ def _redrawn(title: str, rows: Sequence[Row], lines: Sequence[str]) -> Row | Non
 
     def shown() -> StyleAndTextTuples:
         text: StyleAndTextTuples = [("bold", f"{title}\n")]
-        for index in choice.window():
+        room = get_app().output.get_size().rows - _MIN_OTHER_ROWS
+        window = choice.window(max(1, min(room, _MAX_ROWS)))
+        for index in window:
             style = "reverse" if index == choice.chosen else ""
             text.append((style, f"{'>' if style else ' '} {lines[index]}\n"))
+        end = [] if choice.chosen is None else end_of(choice.chosen)
+        end = end[max(0, len(end) - max(0, room - len(window))) :]
+        text += [("fg:ansibrightblack", f"  │ {row}\n") for row in end]
         text.append(("", f"filter: {choice.filter}" if choice.filter else f"({_KEYS})"))
         return text
 
@@ -72,6 +97,14 @@ def _redrawn(title: str, rows: Sequence[Row], lines: Sequence[str]) -> Row | Non
     @keys.add("c-n")
     def _down(event: KeyPressEvent) -> None:
         choice.move(1)
+
+    @keys.add("pageup")
+    def _page_up(event: KeyPressEvent) -> None:
+        choice.move(-_MAX_ROWS)
+
+    @keys.add("pagedown")
+    def _page_down(event: KeyPressEvent) -> None:
+        choice.move(_MAX_ROWS)
 
     @keys.add("enter")
     def _take(event: KeyPressEvent) -> None:
@@ -121,20 +154,20 @@ class _Choice:
         """The index of the chosen row; None if no row matches."""
         return self._matching[self._position] if self._matching else None
 
-    def window(self) -> list[int]:
-        """Return the indices of the rows that are shown, with the chosen one."""
-        first = max(0, self._position - _MAX_ROWS + 1)
-        return self._matching[first : first + _MAX_ROWS]
+    def window(self, num_rows: int) -> list[int]:
+        """Return the indices of the rows that are shown, at most so many, with the chosen one."""
+        first = max(0, self._position - num_rows + 1)
+        return self._matching[first : first + num_rows]
 
     def move(self, step: int) -> None:
         self._position = min(max(0, self._position + step), max(0, len(self._matching) - 1))
 
     def set_filter(self, text: str) -> None:
         """Keep the rows with all words of `text`, ignoring case; choose the first."""
-        words = text.lower().split()
+        words = text.casefold().split()
         self.filter, self._position = text, 0
         self._matching = [
             index
             for index, row in enumerate(self._rows)
-            if all(word in f"{row.name} {row.about}".lower() for word in words)
+            if all(word in f"{row.name} {row.about}".casefold() for word in words)
         ]

@@ -47,12 +47,19 @@ class StatusLine:
     """One line on stderr that a thread redraws while the main thread waits.
 
     It shows nothing if stderr is not a terminal. Unless `may_erase`, for screen readers, it prints
-    a line every few seconds instead.
+    a line every few seconds instead. `note` returns what stands behind the text, as far as there is
+    room; the thread calls it.
     """
 
-    def __init__(self, may_erase: bool, is_quiet: bool = False) -> None:
+    def __init__(
+        self,
+        may_erase: bool,
+        is_quiet: bool = False,
+        note: Callable[[int], str] = lambda columns: "",
+    ) -> None:
         self._is_enabled = sys.stderr.isatty() and not is_quiet
         self._may_erase = may_erase
+        self._note = note
         self._text = ""
         self._progress = ProgressText()
         self._stop = threading.Event()
@@ -103,12 +110,21 @@ class StatusLine:
             return
         number = 0
         while True:
-            text = self._text[: _columns() - 3]
-            _write(f"\r\x1b[K{_FRAMES[number % len(_FRAMES)]} {text}")
+            # No automatic wrap: a character of the note may be wider than the terminal's.
+            frame = _FRAMES[number % len(_FRAMES)]
+            _write(f"\r\x1b[K\x1b[?7l{frame} {self._row(_columns() - 3)}\x1b[?7h")
             number += 1
             if stop.wait(_INTERVAL_S):
                 _write("\r\x1b[K")
                 return
+
+    def _row(self, columns: int) -> str:
+        """Return the text and the note; the text is cut if there is no room for both."""
+        note = self._note(columns)
+        if not note:
+            return self._text[:columns]
+        text = self._text[: max(0, columns - len(note) - 3)]
+        return f"{text} · {note}" if text else note
 
     def _print_lines(self, stop: threading.Event) -> None:
         started = time.monotonic()

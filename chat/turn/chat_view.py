@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from typing import Protocol
 
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.history.tool_call import ToolCall
@@ -10,17 +11,28 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.message_rows import call_rows
 from swiftchat.chat.render.stats import slid_text, stats_line
-from swiftchat.chat.render.style import Style
+from swiftchat.chat.render.style import Rows, Style
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.toolbox import Tool
 from swiftchat.chat.turn.turn_view import Consent, TurnView
+from swiftchat.engine.api.protocol import Progress, Wait
 
 _MAX_CHARACTERS = 2000  # of a call, before the user asks for all of it
 _CHOICES = "y = yes, n = no, a = always in this conversation"
 _ANSWERS: dict[str, Consent] = {"y": "yes", "yes": "yes", "a": "always", "always": "always"}
+
+
+class Queue(Protocol):
+    """What the user has typed meanwhile."""
+
+    def rows(self, columns: int) -> Rows:
+        """Return rows that show it, of at most so many columns."""
+
+    def attend(self, pause: Callable[[], None]) -> None:
+        """Do what need not wait for the answer; `pause` erases the rows that are redrawn."""
 
 
 class ChatView(TurnView):
@@ -34,10 +46,31 @@ class ChatView(TurnView):
         status: StatusLine,
         keyboard: Keyboard,
         hint: Callable[[str], None],
+        queue: Queue,
     ) -> None:
         super().__init__(chat_model, config, style, status)
         self._keyboard = keyboard
         self._hint = hint
+        self._queue = queue
+
+    def rows_below(self, columns: int) -> Rows:
+        return [*super().rows_below(columns), *self._queue.rows(columns)]
+
+    def show_progress(self, progress: Progress) -> None:
+        super().show_progress(progress)
+        self._attend()
+
+    def show_wait(self, wait: Wait) -> None:
+        super().show_wait(wait)
+        self._attend()
+
+    def push(self, piece: str) -> None:
+        super().push(piece)
+        self._attend()
+
+    def _attend(self) -> None:
+        if self.style.is_rendered:  # otherwise the cursor is in the middle of a line
+            self._queue.attend(self.pause)
 
     def end(self, answer: Answer, is_stopped: bool) -> None:
         if answer.text or is_stopped or not answer.tool_calls:

@@ -106,7 +106,7 @@ class Turn:
         engine = chat_model.engine
         was_ready = engine.info is not None
         with view.status.waiting("loading the model"):
-            info = chat_model.wait_ready(view.status.show_progress)
+            info = chat_model.wait_ready(view.show_progress)
         chat_model.tell_notes()
         if was_ready and chat_model.engine is not engine:
             is_remote = chat_model.config.connect is not None

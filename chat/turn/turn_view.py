@@ -5,7 +5,6 @@ in the files beside it.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Literal
 
 from swiftchat.chat.history.conversation import Message
@@ -13,13 +12,14 @@ from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.style import Style
+from swiftchat.chat.render.stats import running_text
+from swiftchat.chat.render.style import Rows, Style
 from swiftchat.chat.render.view import AnswerView, open_view, preload, show
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.toolbox import Tool
-from swiftchat.engine.api.protocol import EngineInfo, Wait
+from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.errors import SwiftchatError
 
 Consent = Literal["yes", "no", "always"]
@@ -52,6 +52,10 @@ class TurnView(ABC):
         """Take what is known of the engine, for which the turn has waited."""
         self._info, self._load_s = info, load_s
 
+    def show_progress(self, progress: Progress) -> None:
+        """Show how far the engine is loaded."""
+        self.status.show_progress(progress)
+
     def show_wait(self, wait: Wait) -> None:
         """Show what a generation without text reports."""
         self.status.show_wait(wait)
@@ -59,7 +63,11 @@ class TurnView(ABC):
     def begin(self, answer: Answer) -> None:
         """Show that an answer begins."""
         self._answer = answer
-        self._answer_view = open_view(self.style, answer, self.chat_model.name)
+        self._answer_view = open_view(self.style, answer, self.chat_model.name, self.rows_below)
+
+    def rows_below(self, columns: int) -> Rows:
+        """Return what stands below an answer that is generated, in rows of so many columns."""
+        return [("notice", running_text(self._answer, columns))] if self._answer else []
 
     def push(self, piece: str) -> None:
         """Show a piece of the answer; an empty one while the text of a call is held back."""
@@ -141,5 +149,5 @@ class TurnView(ABC):
 def show_heading(style: Style, name: str) -> None:
     """Show a name above one of several answers; for screen readers the answer begins with one."""
     if style.mode != "accessible":
-        show(replace(style, is_live=False), f"## {name}\n", name)
+        show(style, f"## {name}\n", name)
         write("\n")

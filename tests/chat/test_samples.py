@@ -9,8 +9,8 @@ import pytest
 from swiftchat.chat.history.store import load_session
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import UsageError
-from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
+from tests.support.in_process import Program, failure
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chat.test_oneshot import Program, failure
-from tests.chat.test_oneshot import program as program
+from tests.chat.turn.test_one_shot import program as program
 from tests.support import fake_engine
+from tests.support.in_process import Program, failure
 from tests.support.remote_engine import chat_model_folder
 from tests.support.serve_processes import swiftchat
 

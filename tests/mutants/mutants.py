@@ -168,7 +168,7 @@ MUTANTS = (
         "errors/__init__.py",
         "    exit_code = 5\n",
         "    exit_code = 1\n",
-        ("tests/chat/model/test_overflow.py", "tests/chat/test_oneshot.py"),
+        ("tests/chat/model/test_overflow.py", "tests/chat/turn/test_one_shot.py"),
     ),
     # Templates and tokenizers.
     Mutant(

@@ -15,8 +15,9 @@ import pexpect.fdpexpect
 import psutil
 import pyte
 
-# pyte does not report its cursor position; prompt_toolkit would wait for the report.
-EMULATED = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+# pyte does not report its cursor position; prompt_toolkit would wait for the report. Without a
+# pager all output is on the screen.
+EMULATED = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "PAGER": ""}
 
 
 class Terminal:

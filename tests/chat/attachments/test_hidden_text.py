@@ -7,8 +7,8 @@ import pytest
 from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.attachments.page import fetch_page
-from tests.chat.test_oneshot import Program
 from tests.support import fake_engine
+from tests.support.in_process import Program
 from tests.support.web_server import Answer, serving
 
 

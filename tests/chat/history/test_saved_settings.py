@@ -13,8 +13,8 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import open_store, sessions_path
 from swiftchat.errors import UsageError
 from tests.chat.slash.test_commands import Chat, chat
-from tests.chat.test_oneshot import Program
 from tests.support import fake_engine
+from tests.support.in_process import Program
 
 __all__ = ["chat"]
 

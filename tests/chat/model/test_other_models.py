@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.chat.test_oneshot import Program, failure
 from tests.support import adapter_files, fake_engine, heads
+from tests.support.in_process import Program, failure
 
 Q = f"{adapter_files.PREFIX}model.layers.1.self_attn.q_proj"
 

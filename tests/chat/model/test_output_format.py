@@ -299,5 +299,6 @@ def test_invalid_grammars(tmp_path: Path) -> None:
     for text in ("start: missing", 'root ::= "a', ""):
         file = tmp_path / "grammar"
         file.write_text(text)
-        with pytest.raises(UsageError, match="--grammar"):
-            chosen_format(ChatConfig(grammar=str(file)))
+        for grammar in (str(file), text):
+            with pytest.raises(UsageError, match="--grammar"):
+                chosen_format(ChatConfig(grammar=grammar))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.options.user_files import roles_folder
-from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
+from tests.support.in_process import Program, failure
 
 
 @pytest.fixture

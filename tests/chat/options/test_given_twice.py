@@ -11,8 +11,8 @@ from swiftchat.chat.history.store import load_session
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.option_types import OnceOption
 from swiftchat.errors import UsageError
-from tests.chat.test_oneshot import Program
 from tests.support import fake_engine
+from tests.support.in_process import Program
 
 ONCE = [option for option in CHAT_OPTIONS if type(option) is OnceOption]
 

@@ -24,7 +24,7 @@ from tests.support.program import Program, assert_error
 PATH_WORDS = ("DIR", "FILE", "PATH")
 # Values that may also be something else; what reads them calls `user_path`.
 OTHERS = {
-    *("--lora", "--file", "--template", "--schema", "--mcp", "--connect", "--dummy"),
+    *("--lora", "--file", "--template", "--schema", "--grammar", "--mcp", "--connect", "--dummy"),
     *("inputs", "--merge-lora"),
 }
 

@@ -13,8 +13,8 @@ from swiftchat.chat.render.style import Style
 from swiftchat.errors import UsageError
 from tests.chat.slash.test_commands import Chat
 from tests.chat.slash.test_commands import chat as chat
-from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
+from tests.support.in_process import Program, failure
 
 
 @pytest.fixture

@@ -290,6 +290,19 @@ def test_rendering(text: str, rendered: str) -> None:
 def test_a_table_that_does_not_fit_becomes_a_list() -> None:
     table = "| a | b | c |\n|---|---|---|\n| one | two | three |\n"
     assert shown(table, columns=16) == "- a: one\n  b: two\n  c: three"
+    assert shown(table.replace("three", "three words"), columns=10) == (
+        "- a: one\n  b: two\n  c: three\n  words"
+    )
+
+
+@pytest.mark.parametrize("columns", range(21, 33))
+def test_a_table_takes_at_most_the_width(columns: int) -> None:
+    cells = "words and more words"
+    table = f"| {cells} | {cells} | a |\n|---|---|---|\n| {cells} | {cells} | b |\n"
+    screen = Screen()
+    screen.size = (columns, 24)  # a wider terminal would show what is too long
+    rows = screen.show(table)
+    assert max(map(len, rows)) == columns and any("┼" in row for row in rows)
 
 
 CONTROLS = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x202A, 0x2028]))

@@ -16,7 +16,7 @@ from prompt_toolkit.layout.processors import TransformationInput
 from prompt_toolkit.output import DummyOutput
 
 from swiftchat.chat.repl.input import InputLine, open_history
-from swiftchat.chat.repl.message import is_unfinished, message_of
+from swiftchat.chat.repl.message import continued, message_of
 from swiftchat.chat.repl.pastes import Pastes, ShownLine
 from swiftchat.chat.slash.registry import BY_NAME, complete_argument
 
@@ -305,7 +305,7 @@ def test_tab_completes_paths_as_shell_words(
     ],
 )
 def test_quotes_and_backslashes_inside_pastes_are_text(typed: str, message: str) -> None:
-    assert not is_unfinished(typed)
+    assert continued(typed, 0) is None
     assert message_of(typed) == message
 
 
@@ -319,13 +319,13 @@ def test_quotes_and_backslashes_inside_pastes_are_text(typed: str, message: str)
     ],
 )
 def test_messages(typed: str, message: str) -> None:
-    assert not is_unfinished(typed)
+    assert continued(typed, 0) is None
     assert message_of(typed) == message
 
 
 @pytest.mark.parametrize("typed", ["one \\", '"""', '"""a\nb'])
 def test_unfinished_messages(typed: str) -> None:
-    assert is_unfinished(typed)
+    assert continued(typed, 0) is not None
 
 
 @pytest.mark.fault(28)

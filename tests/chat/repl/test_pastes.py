@@ -46,7 +46,9 @@ def test_text_and_pastes_during_an_answer_are_one_draft(chat: Chat) -> None:
     terminal.type("go\r")
     terminal.wait_for("0123")
     terminal.type_now(f"sum up {PASTE} please\x7fE\r\x04")
-    text = terminal.wait_for(">>> sum up [pasted 300 lines] pleasE")
+    terminal.wait_for(">>> sum up [pasted 300 lines] pleasE")
+    text = terminal.wait_for(lambda text: terminal.is_at_prompt and "Ctrl-C stops" not in text)
+    assert ">>> sum up [pasted 300 lines] pleasE" in text
     assert "0123456789" * 8 in text and "Second." not in text
     terminal.type("\r")
     terminal.wait_for("the context 256")  # the whole text was sent

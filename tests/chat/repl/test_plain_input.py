@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from swiftchat.chat.repl.line_queue import LineQueue
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.terminal.input_scanner import InputEvent
 from swiftchat.chat.terminal.keyboard import Keyboard
@@ -24,6 +25,10 @@ class ScriptedKeyboard(Keyboard):
 
     def wait(self) -> None:
         self._events.append(self._later.pop(0))
+
+
+def prompt(keyboard: Keyboard) -> str:
+    return PlainPrompt(LineQueue(keyboard, lambda line: None)).prompt()
 
 
 def paste(text: bytes) -> InputEvent:
@@ -52,12 +57,12 @@ def test_a_line_that_was_typed_early_is_offered_wherever_it_is_read(
 ) -> None:
     """A machine that is busy reads it later, in the prompt: it is neither sent nor lost."""
     before, later = ([event], [ENTER]) if is_before else ([], [event, ENTER])
-    assert PlainPrompt(ScriptedKeyboard(before, later)).prompt() == message
+    assert prompt(ScriptedKeyboard(before, later)) == message
     shown = capsys.readouterr().out
     assert shown.count(told) == 1 and shown.endswith(f"{told}\nYou >>> ")
 
 
 def test_a_typed_line_is_sent_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     keyboard = ScriptedKeyboard([], [InputEvent(False, b"typed\n")])
-    assert PlainPrompt(keyboard).prompt() == "typed"
+    assert prompt(keyboard) == "typed"
     assert capsys.readouterr().out == "You >>> "

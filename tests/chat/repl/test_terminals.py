@@ -375,10 +375,10 @@ def test_resume_picks_with_arrows_and_a_filter(program: Program) -> None:
     terminal.wait_for("About the trip to Rome.")
     terminal.type_now("\r")
     text = terminal.wait_for("continuing: the trip to Rome (2 messages)")
-    assert "Esc goes back" not in text
+    assert "Esc leaves" not in text
     terminal.wait_for("Send a message")
     terminal.type("/resume\r")
-    terminal.wait_for("Esc goes back")
+    terminal.wait_for("Esc leaves")
     terminal.type_now("\x1b")
-    terminal.wait_for(lambda text: "Esc goes back" not in text)
+    terminal.wait_for(lambda text: "Esc leaves" not in text)
     terminal.process.close(force=True)

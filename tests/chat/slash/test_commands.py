@@ -450,8 +450,8 @@ def test_command_names_are_unique() -> None:
     assert all(command.summary for command in COMMANDS)
 
 
-def context_bar(chat: Chat) -> str:
-    return "".join(text for _, text, *_ in toolbar(chat.state))
+def context_bar(chat: Chat, columns: int = 200) -> str:
+    return "".join(text for _, text, *_ in toolbar(chat.state, columns))
 
 
 def test_the_context_bar_follows_the_conversation(chat: Chat) -> None:
@@ -465,6 +465,8 @@ def test_the_context_bar_follows_the_conversation(chat: Chat) -> None:
     old = chat.state.conversation.id
     chat.send("/clear")
     assert "ctx 0/4.1k" in context_bar(chat)
+    assert context_bar(chat).startswith(f" {chat.state.chat_model.name} · ctx ")
+    assert context_bar(chat, columns=20).startswith(" ctx 0/4.1k (0 %)")
     chat.send(f"/resume {old}")
     assert f"ctx {first}/4.1k" in context_bar(chat)
     chat.send("/switch 1")

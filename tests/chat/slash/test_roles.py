@@ -9,8 +9,8 @@ from swiftchat.errors import UsageError
 from tests.chat.slash.test_commands import Chat
 from tests.chat.slash.test_commands import chat as chat
 from tests.chat.subcommands.test_help import offered
-from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
+from tests.support.in_process import Program, failure
 
 REVIEW = """---
 temp: 0.25

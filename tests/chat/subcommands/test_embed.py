@@ -100,9 +100,9 @@ def test_lines_as_an_array_and_as_normalized_text(folder: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["notes.txt"], 8, "cannot read notes.txt: no such file\nhint: for a text, add --text"),
+        (["notes.txt"], 8, "cannot read notes.txt: no such file\nhint: name a file; for a"),
         (["some/words"], 8, "cannot read some/words: no such file"),
-        (["."], 8, ". is a folder\nhint: name its files"),
+        (["."], 8, ". is a folder\nhint: name a file"),
         (["", "a"], 2, "the text '' is empty"),
         (["-"], 2, "stdin is empty"),
         (["-", "-"], 2, "- was given twice"),

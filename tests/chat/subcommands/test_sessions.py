@@ -15,8 +15,8 @@ from swiftchat.chat.history.store import SessionStore, load_session, sessions_pa
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.history.transcript import as_json, as_markdown
 from swiftchat.errors import FileSystemError, UsageError
-from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
+from tests.support.in_process import Program, failure
 from tests.support.roles import parse_role
 
 

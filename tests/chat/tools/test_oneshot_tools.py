@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 
 from swiftchat.chat.options.user_files import config_path
-from tests.chat.test_oneshot import Program
 from tests.support import fake_engine, mcp_server
 from tests.support.fake_engine import TOOL_TEMPLATE, tool_call
+from tests.support.in_process import Program
 
 SERVER = shlex.join([sys.executable, str(Path(mcp_server.__file__))])
 

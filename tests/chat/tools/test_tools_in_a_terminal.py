@@ -87,7 +87,7 @@ def test_always_allows_a_tool_in_this_conversation_only(chat: Chat) -> None:
 
 
 def test_what_was_typed_before_the_question_is_no_answer(chat: Chat) -> None:
-    terminal = chat({"text": ADD, "delay_s": 0.05}, "Refused.")
+    terminal = chat({"text": ADD, "delay_s": 0.05}, "Refused.", "Sent.")
     terminal.type("add\r")
     terminal.wait_for("calling a tool")
     terminal.type_now("y\r")
@@ -96,7 +96,7 @@ def test_what_was_typed_before_the_question_is_no_answer(chat: Chat) -> None:
     assert "→" not in terminal.look()
     terminal.type_now("n\r")
     terminal.wait_for("Refused.")
-    terminal.wait_for(">>> y")
+    terminal.wait_for(">>> y\n\nSent.")
 
 
 def test_ctrl_c_cancels_a_call_and_the_server_goes_on(chat: Chat, tmp_path: Path) -> None:

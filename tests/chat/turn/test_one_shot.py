@@ -1,4 +1,4 @@
-"""One-shot answers: flags, stdin, stdout, stderr, exit codes."""
+"""One-shot answers: the prompt, stdin, stdout, stderr, exit codes."""
 
 import json
 import subprocess
@@ -7,32 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from swiftchat.chat import cli
 from swiftchat.chat.history.store import SessionStore, sessions_path
-from swiftchat.chat.model.chat_model import ChatModel
-from swiftchat.chat.options.chat_options import CONFIG_NAMES
 from swiftchat.errors import SwiftchatError
 from tests.support import fake_engine
-
-
-class Program:
-    """`swiftchat` with the fake engine in place of a model."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.engine = fake_engine.FakeEngine(["An answer."])
-
-        def chat_model(path: Path, config: object, **_: object) -> ChatModel:
-            return ChatModel(path, config, self.engine.start)  # type: ignore[arg-type]
-
-        monkeypatch.setattr("swiftchat.chat.model.chat_model.ChatModel", chat_model)
-
-    def run(self, *args: str, stdin: str | bytes = "") -> Result:
-        return CliRunner().invoke(
-            cli.swiftchat, ["-m", str(self.folder), *args], input=stdin, standalone_mode=True
-        )
+from tests.support.in_process import Program, failure
 
 
 @pytest.fixture
@@ -120,149 +101,6 @@ def test_the_system_prompt(program: Program, tmp_path: Path) -> None:
 def test_no_template_completes_the_plain_prompt(program: Program) -> None:
     program.run("--no-template", "-p", "Once upon")
     assert program.engine.prompt_text() == "Once upon"
-
-
-def test_no_template_begins_as_the_post_processor_says(program: Program) -> None:
-    """The text is continued, so no end token follows."""
-    path = program.folder / "tokenizer.json"
-    spec = json.loads(path.read_text())
-    spec["post_processor"] = {
-        "type": "RobertaProcessing",
-        "cls": ["<|im_start|>", fake_engine.START_ID],
-        "sep": ["<|im_end|>", fake_engine.END_ID],
-        "trim_offsets": True,
-        "add_prefix_space": False,
-    }
-    path.write_text(json.dumps(spec))
-    program.run("--no-template", "-p", "Once")
-    assert program.engine.prompt_text() == "<|im_start|>Once"
-
-
-PROMPT = "Q: x\nA: "
-SOURCE = "{% for m in messages %}Q: {{ m.content }}\n{% endfor %}A: "
-
-
-def test_a_template_from_a_file_or_by_name(program: Program, tmp_path: Path) -> None:
-    (tmp_path / "own.jinja").write_text(SOURCE)
-    program.run("--template", str(tmp_path / "own.jinja"), "-p", "x")
-    assert program.engine.prompt_text() == PROMPT
-    program.engine.answers = [{"text": "Fine.\nUSER: and then"}]
-    result = program.run("--template", "vicuna", "-p", "x")
-    assert (
-        program.engine.prompt_text().endswith(" USER: x ASSISTANT:") and result.stdout == "Fine.\n"
-    )
-
-
-def test_a_template_from_the_configuration(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own.jinja").write_text(SOURCE)
-    monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
-    program.run("-p", "x")
-    assert program.engine.prompt_text() == PROMPT
-    assert "template" in CONFIG_NAMES
-
-
-def test_a_model_without_a_template_uses_that_of_its_family(
-    tmp_path: Path, program: Program
-) -> None:
-    fake_engine.make_folder(program.folder, template=None)
-    program.run("-p", "x")
-    assert program.engine.prompt_text() == (
-        "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
-    )
-    spec = json.loads((program.folder / "tokenizer.json").read_text())
-    spec["added_tokens"][0]["content"] = "<|other|>"
-    (program.folder / "tokenizer.json").write_text(json.dumps(spec))
-    error = failure(program, "-p", "x")
-    assert error.exit_code == 7 and "--template" in error.hint and "chatml" in error.hint
-    program.run("--template", "alpaca", "-p", "x")
-    assert program.engine.prompt_text().endswith("### Instruction:\nx\n\n### Response:\n")
-    program.engine.answers = [{"text": "y"}]
-    assert program.run("--no-template", "-p", "x").stdout == "y\n"
-
-
-def test_one_of_several_templates_is_chosen_by_name(program: Program) -> None:
-    file = program.folder / "tokenizer_config.json"
-    config = json.loads(file.read_text())
-    config["chat_template"] = [
-        {"name": "default", "template": fake_engine.TEMPLATE},
-        {"name": "qa", "template": SOURCE},
-    ]
-    file.write_text(json.dumps(config))
-    program.run("--template", "qa", "-p", "x")
-    assert program.engine.prompt_text() == PROMPT
-    program.engine.answers = [{"text": "y"}]
-    program.run("-p", "x")
-    assert program.engine.prompt_text().startswith("<|im_start|>user")
-
-
-def test_invalid_templates_raise_an_error(program: Program, tmp_path: Path) -> None:
-    broken, binary, long = (tmp_path / name for name in ("a.jinja", "b.jinja", "c.jinja"))
-    broken.write_text("{% for %}")
-    binary.write_bytes(b"\xff")
-    long.write_text("x" * (1 << 21))
-    for name, code in (
-        ("no-such-name", 2),
-        (str(tmp_path / "none.jinja"), 8),
-        (str(tmp_path), 8),
-        (str(broken), 7),
-        (str(binary), 7),
-        (str(long), 7),
-    ):
-        assert failure(program, "--template", name, "-p", "x").exit_code == code, name
-    assert "chatml" in failure(program, "--template", "no-such-name", "-p", "x").hint
-    assert failure(program, "--template", "chatml", "--no-template", "-p", "x").exit_code == 2
-
-
-def test_sampling_flags_reach_the_engine(program: Program) -> None:
-    program.run(
-        "-p",
-        "x",
-        "--temp",
-        "0.3",
-        "--top-k",
-        "5",
-        "--top-p",
-        "0.8",
-        "--min-p",
-        "0.1",
-        "--seed",
-        "9",
-        "-n",
-        "4",
-        "--repeat-penalty",
-        "1.2",
-        "--presence-penalty",
-        "0.5",
-        "--frequency-penalty",
-        "0.25",
-        "--ctx-size",
-        "128",
-        "--threads",
-        "2",
-        "--dtype",
-        "float32",
-        "--kv-dtype",
-        "int8",
-    )
-    params = program.engine.params[0]
-    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.3, 5, 0.8, 0.1)
-    assert (params.seed, params.max_tokens, params.repeat_penalty) == (9, 4, 1.2)
-    assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
-    assert params.stop_ids == (fake_engine.END_ID,)
-    config = program.engine.config
-    assert (config.ctx_size_tokens, config.num_threads, config.dtype) == (128, 2, "float32")
-    assert config.kv_dtype == "int8"
-
-
-def test_flags_take_precedence_over_the_environment(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SWIFTCHAT_TEMP", "0.4")
-    monkeypatch.setenv("SWIFTCHAT_TOP_K", "7")
-    program.run("-p", "x", "--top-k", "3")
-    assert (program.engine.params[0].temperature, program.engine.params[0].top_k) == (0.4, 3)
 
 
 def test_stop_strings(program: Program) -> None:
@@ -372,14 +210,6 @@ def test_stats_count_from_the_start_of_the_command(tmp_path: Path) -> None:
     assert timings["first_token_s"] > timings["ttft_s"]
 
 
-def failure(program: Program, *args: str, stdin: str = "") -> SwiftchatError:
-    result = CliRunner().invoke(
-        cli.swiftchat, ["-m", str(program.folder), *args], input=stdin, standalone_mode=False
-    )
-    assert isinstance(result.exception, SwiftchatError), result.exception
-    return result.exception
-
-
 def test_an_empty_prompt_is_a_usage_error(program: Program) -> None:
     for args, stdin in ((("-p", ""), ""), ((), ""), (("-p", " \n"), "\n")):
         assert failure(program, *args, stdin=stdin).exit_code == 2
@@ -469,17 +299,3 @@ def test_a_context_that_slid_is_told(program: Program) -> None:
     # What the template writes before the message stays.
     assert [one.overflow_keep for one in program.engine.params] == [len("_user\n")] * 2
     assert report["params"]["overflow"] == "sliding"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--json", "--stream-json"),
-        ("--device", "cpu", "--tp", "2"),
-        ("--device", "cpu", "--tp", "auto"),
-        ("--device", "cpu", "--pp", "2"),
-    ],
-)
-def test_contradictory_options_are_usage_errors(program: Program, options: tuple[str, ...]) -> None:
-    error = failure(program, "-p", "x", *options)
-    assert error.exit_code == 2 and options[-2] in error.message and error.hint
