@@ -33,11 +33,22 @@ from swiftchat.cuda.packed_matrix import (
     pack_int4,
     pack_int8,
     pack_int8_groups,
+    pack_mxfp4,
 )
 from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-SCHEMES = ("plain", "int8", "fp8", "fp8-64", "int4-128", "int4-64", "int4-32", "int8-32")
+SCHEMES = (
+    "plain",
+    "int8",
+    "fp8",
+    "fp8-64",
+    "int4-128",
+    "int4-64",
+    "int4-32",
+    "int8-32",
+    "mxfp4-32",
+)
 DTYPE = torch.bfloat16
 _BYTES = 2**29  # of distinct matrices in a graph, several times L2
 
@@ -58,6 +69,9 @@ def random_matrix(scheme: str, rows: int, k: int) -> Matrix:
     scales = torch.rand(rows, groups, device="cuda") / 100
     if scheme == "fp8-64":
         return pack_fp8(floats, scales / 10, DTYPE)
+    if scheme == "mxfp4-32":
+        powers = torch.full((rows, groups), 118, dtype=torch.uint8, device="cuda")
+        return pack_mxfp4(values[:, : k // 2].contiguous(), powers, DTYPE)
     zero_points = torch.randint(0, 16, (rows, groups), device="cuda").float()
     if scheme == "int8-32":
         return pack_int8_groups(values, scales / 16, zero_points + 120, DTYPE)

@@ -29,10 +29,14 @@ _EXPERT_FIELDS = {"experts_gate_up": "gate_up", "experts_down": "down"}
 
 
 def canonicalize(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
-    """Return the weights in the decoder's layout, given those in the checkpoint's layout."""
+    """Return the weights in the decoder's layout, given those in the checkpoint's layout.
+
+    The layers of `weights` are replaced, so that memory for one of them is enough.
+    """
     weights = _norms_with_weights(config, weights)
-    orders = _Orders(config)
-    layers = [_layer(config, i, orders, layer) for i, layer in enumerate(weights.layers)]
+    orders, layers = _Orders(config), weights.layers
+    for i in range(len(layers)):  # in place: what a layer had is released before the next one
+        layers[i] = _layer(config, i, orders, layers[i])
     changes: dict[str, Any] = {"layers": layers}
     if config.layers[0].norm_order == "post":
         changes = _post_to_pre_norms(layers)
@@ -180,15 +184,17 @@ def _experts(config: ModelConfig, experts: Experts) -> Experts:
     Transposed ones are views on the CPU: they are most of a model, each is used rarely.
     """
     names = ARCHITECTURES[config.architecture].transposed & _EXPERT_FIELDS.keys()
-    fields = [_EXPERT_FIELDS[name] for name in names]
+    fields, orders = [_EXPERT_FIELDS[name] for name in names], dict[str, Tensor]()
+    if config.moe is not None and config.moe.activation.interleaved:
+        orders["gate_up"] = torch.arange(2 * config.moe.expert_size).view(-1, 2).t().reshape(-1)
     each = []
     for expert in experts.each:
-        changes: dict[str, Any] = {name: _transposed(getattr(expert, name)) for name in fields}
-        if config.moe is not None and config.moe.activation.interleaved:
-            gate_up, bias = changes.get("gate_up", expert.gate_up), expert.gate_up_bias
-            order = torch.arange(gate_up.shape[0]).view(-1, 2).t().reshape(-1)
-            changes["gate_up"] = gate_up.reordered(order)
-            changes["gate_up_bias"] = None if bias is None else bias[order.to(bias.device)]
+        changes: dict[str, Any] = {
+            name: _transposed(getattr(expert, name), orders.get(name)) for name in fields
+        }
+        if orders and expert.gate_up_bias is not None:
+            bias = expert.gate_up_bias
+            changes["gate_up_bias"] = bias[orders["gate_up"].to(bias.device)]
         if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
             changes = {"gate_up": _joined(expert.gate_up), "down": _contiguous(expert.down)}
         each.append(dataclasses.replace(expert, **changes))
@@ -210,15 +216,19 @@ def _contiguous(weight: LinearWeight) -> LinearWeight:
     return dataclasses.replace(weight, tensor=weight.tensor.contiguous())
 
 
-def _transposed(weight: LinearWeight) -> LinearWeight:
-    """Return a matrix of an expert transposed; on a GPU in the same memory, as kernels need it."""
-    if weight.is_quantized:  # it is [outputs, inputs]
-        return weight
+def _transposed(weight: LinearWeight, order: Tensor | None) -> LinearWeight:
+    """Return a matrix of an expert transposed, whose row i is the old row `order[i]`.
+
+    On a GPU a plain one is in the same memory, as kernels need it.
+    """
     if not isinstance(weight, PlainWeight) or weight.tensor.device.type != "cuda":
-        return weight.transposed(copy=False)
+        # Quantized ones are [outputs, inputs].
+        whole = weight if weight.is_quantized else weight.transposed(copy=False)
+        return whole if order is None else whole.reordered(order)
     tensor = weight.tensor
     columns, rows = tensor.shape
-    tensor.view(-1).copy_(tensor.t().contiguous().view(-1))
+    moved = tensor.t() if order is None else tensor.t()[order.to(tensor.device)]
+    tensor.view(-1).copy_(moved.contiguous().view(-1))
     return dataclasses.replace(weight, tensor=tensor.view(rows, columns))
 
 

@@ -1,6 +1,6 @@
 """The weights of a decoder: of its layers, and of what comes before and after them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +96,7 @@ class DecoderWeights:
     """
 
     embed: LinearWeight
-    layers: Sequence[LayerWeights]
+    layers: list[LayerWeights]
     final_norm: Tensor | None
     lm_head: LinearWeight
     positions: Tensor | None = None

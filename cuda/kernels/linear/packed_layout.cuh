@@ -3,8 +3,8 @@
 // With groups of columns follow, for each group, an entry of each row: its scale and, but for FP8, minus zero point,
 // both fp16. weight = row_scale * scale * (value + minus_zero). MXFP4 has no row scales; for each row follow the
 // scales of its four groups, a byte each: the exponent field of the factor of T that makes weights of placed elements.
-// Rows and columns are padded to whole tiles with elements that mean 0. Thread (g, t) = (lane / 4, lane % 4) of a warp reads 16 bytes of row g, from
-// 16 * lane on:
+// Rows and columns are padded to whole tiles with elements that mean 0. Thread (g, t) = (lane / 4, lane % 4) of a warp
+// reads 16 bytes of row g, from 16 * lane on:
 //
 //   INT8, FP8                columns 16t … 16t + 15 of 64
 //   INT4, MXFP4              columns 32p + 8t … 32p + 8t + 7 of 128 in word p (0 … 3): the first four in
@@ -24,7 +24,7 @@ constexpr int TILE_ROWS = 8;
 constexpr int TILE_GROUPS = GROUPED ? STEP / (GROUPED ? GROUP_SIZE : 1) : 0;  // of columns in a tile
 constexpr bool ZERO_POINTS = GROUPED && (SCHEME == INT4 || SCHEME == INT8);
 struct Power {
-    u8 field;
+    u8 field;  // exponent field of a float
 };
 using Entry = Choose<ZERO_POINTS, __half2, Choose<SCHEME == MXFP4, Power, __half>::type>::type;
 constexpr int ENTRY_BYTES = sizeof(Entry);

@@ -1,10 +1,10 @@
 // Products of rows of experts' matrices with activation rows, for packed_gate_up and expert_down.
 //
-// SCHEME is PLAIN (elements of T) or one of linear/packed_layout.cuh. Thread
-// (g, t) = (lane / 4, lane % 4) of a warp multiplies row g of eight `low` rows and row g of eight `high` rows: a
-// step is 16 bytes of each, which the thread copies to its own slots of shared memory several steps ahead, so no
-// barrier is needed. A unit is all steps of such rows; the warps of a block divide the steps of its units. The low rows are multiplied with one activation row, the high rows with another or the same:
-// in an mma the even columns are one of them, the odd columns the other.
+// SCHEME is PLAIN (elements of T) or one of linear/packed_layout.cuh. Thread (g, t) = (lane / 4, lane % 4) of a warp
+// multiplies row g of eight `low` rows and row g of eight `high` rows: a step is 16 bytes of each, which the thread
+// copies to its own slots of shared memory several steps ahead, so no barrier is needed. A unit is all steps of such
+// rows; the warps of a block divide the steps of its units. The low rows are multiplied with one activation row, the
+// high rows with another or the same: in an mma the even columns are one of them, the odd columns the other.
 #pragma once
 #include "common/mma.cuh"
 #include "linear/packed_layout.cuh"

@@ -18,11 +18,11 @@ INLINE __m256i join_planes(__m256i high, __m256i low) {
 INLINE void pin(__m256i *v) { __asm__ volatile("" : "+x"(*v) : : "memory"); }
 
 /* A pair of columns gives at most 15 * 128 * 2 in either plane, so that the eight pairs of a lane fit
-   int16. With MXFP4's numbers, up to 24, four pairs do. */
-INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+   int16. With `numbers`, below 32, four pairs do. */
+INLINE void dot_4_bits(const uint8_t *values, const uint8_t *numbers, const QuantizedRows *x, size_t block,
                        int n, int half, Ints16 *sums) {
     const __m256i mask = _mm256_set1_epi8(15);
-    const int together = is_mxfp4 ? 2 : 4;
+    const int together = numbers ? 2 : 4;
     const int8_t *x_high = x->high + block * BLOCK_COLS, *x_low = x->low + block * BLOCK_COLS;
     const size_t row = (size_t)x->blocks * BLOCK_COLS;
     Ints16 high[VECTORS_PER_PASS], low[VECTORS_PER_PASS];
@@ -39,7 +39,7 @@ INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows 
         for (int upper = half == 1; upper < (half == 0 ? 1 : 2); upper++) {
             __m256i q_0 = _mm256_and_si256(upper ? _mm256_srli_epi16(both_0, 4) : both_0, mask);
             __m256i q_1 = _mm256_and_si256(upper ? _mm256_srli_epi16(both_1, 4) : both_1, mask);
-            if (is_mxfp4) q_0 = look_up(q_0), q_1 = look_up(q_1);
+            if (numbers) q_0 = number_of(q_0, numbers), q_1 = number_of(q_1, numbers);
 #pragma GCC unroll 4
             for (int v = 0; v < n; v++) {
                 size_t at = v * row + 4 * j + 16 * upper;

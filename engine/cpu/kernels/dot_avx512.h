@@ -4,7 +4,7 @@
 #include <immintrin.h>
 
 #include "common.h"
-#include "e2m1.h"
+#include "numbers.h"
 #include "quantized_rows.h"
 
 enum { VECTORS_PER_PASS = 8 };
@@ -50,9 +50,10 @@ INLINE Ints16 join_planes(__m512i high, __m512i low) {
     return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+INLINE void dot_4_bits(const uint8_t *values, const uint8_t *numbers, const QuantizedRows *x, size_t block,
                        int n, int half, Ints16 *sums) {
-    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)centered_e2m1));
+    const __m512i table = numbers ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)numbers))
+                                  : _mm512_setzero_si512();
     const __m512i mask = _mm512_set1_epi8(15);
     __m512i high[VECTORS_PER_PASS], low[VECTORS_PER_PASS];
 #pragma GCC unroll 8
@@ -62,8 +63,8 @@ INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows 
         __m512i both = _mm512_loadu_si512(values + 64 * j);
         __m512i first = _mm512_and_si512(both, mask);
         __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-        if (is_mxfp4) first = _mm512_shuffle_epi8(table, first);
-        if (is_mxfp4) second = _mm512_shuffle_epi8(table, second);
+        if (numbers) first = _mm512_shuffle_epi8(table, first);
+        if (numbers) second = _mm512_shuffle_epi8(table, second);
 #pragma GCC unroll 8
         for (int v = 0; v < n; v++) {
             size_t at = (block + (size_t)v * x->blocks) * BLOCK_COLS + 4 * j;

@@ -71,14 +71,14 @@ INLINE void store_sums(const Planes *p, int n, Ints16 *sums) {
 }
 
 /* The four bits of every byte from bit `shift` on. */
-INLINE Weights four_bits(Weights w, int shift, int is_mxfp4) {
+INLINE Weights four_bits(Weights w, int shift, const uint8_t *numbers) {
     const __m256i mask = _mm256_set1_epi8(15);
     w = (Weights){_mm256_and_si256(_mm256_srli_epi16(w.first, shift), mask),
                   _mm256_and_si256(_mm256_srli_epi16(w.second, shift), mask)};
-    return is_mxfp4 ? (Weights){look_up(w.first), look_up(w.second)} : w;
+    return numbers ? (Weights){number_of(w.first, numbers), number_of(w.second, numbers)} : w;
 }
 
-INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+INLINE void dot_4_bits(const uint8_t *values, const uint8_t *numbers, const QuantizedRows *x, size_t block,
                        int n, int half, Ints16 *sums) {
     const Columns columns = columns_of(x, block);
     Planes planes;
@@ -86,8 +86,8 @@ INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows 
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         const Weights both = load_weights(values + 64 * j);
-        if (half != 1) add_columns(&planes, four_bits(both, 0, is_mxfp4), columns, 4 * j, n);
-        if (half != 0) add_columns(&planes, four_bits(both, 4, is_mxfp4), columns, 4 * j + 16, n);
+        if (half != 1) add_columns(&planes, four_bits(both, 0, numbers), columns, 4 * j, n);
+        if (half != 0) add_columns(&planes, four_bits(both, 4, numbers), columns, 4 * j + 16, n);
     }
     store_sums(&planes, n, sums);
 }

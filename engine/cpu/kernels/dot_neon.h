@@ -4,7 +4,7 @@
 #include <arm_neon.h>
 
 #include "common.h"
-#include "e2m1.h"
+#include "numbers.h"
 #include "quantized_rows.h"
 
 enum { VECTORS_PER_PASS = 2, QUARTERS = 4 };
@@ -76,9 +76,9 @@ INLINE void clear(Ints16 *sums, int n) {
         for (int i = 0; i < QUARTERS; i++) sums[v].quarter[i] = vdupq_n_s32(0);
 }
 
-INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+INLINE void dot_4_bits(const uint8_t *values, const uint8_t *numbers, const QuantizedRows *x, size_t block,
                        int n, int half, Ints16 *sums) {
-    const uint8x16_t table = vld1q_u8(centered_e2m1);
+    const uint8x16_t table = numbers ? vld1q_u8(numbers) : vdupq_n_u8(0);
     Ints16 high[VECTORS_PER_PASS], low[VECTORS_PER_PASS];
     clear(high, n);
     clear(low, n);
@@ -87,8 +87,8 @@ INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows 
         for (int i = 0; i < QUARTERS; i++) {
             uint8x16_t both = vld1q_u8(values + 64 * j + 16 * i);
             uint8x16_t low = vandq_u8(both, vdupq_n_u8(15)), high_bits = vshrq_n_u8(both, 4);
-            first[i] = vreinterpretq_s8_u8(is_mxfp4 ? vqtbl1q_u8(table, low) : low);
-            second[i] = vreinterpretq_s8_u8(is_mxfp4 ? vqtbl1q_u8(table, high_bits) : high_bits);
+            first[i] = vreinterpretq_s8_u8(numbers ? vqtbl1q_u8(table, low) : low);
+            second[i] = vreinterpretq_s8_u8(numbers ? vqtbl1q_u8(table, high_bits) : high_bits);
         }
         for (int v = 0; v < n; v++) {
             size_t at = (block + (size_t)v * x->blocks) * BLOCK_COLS + 4 * j;

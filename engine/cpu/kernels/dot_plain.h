@@ -1,7 +1,7 @@
 /* Integer dot products of a block of 16 rows, in plain C: the reference for the other dot_*.h. */
 #pragma once
 #include "common.h"
-#include "e2m1.h"
+#include "numbers.h"
 #include "quantized_rows.h"
 
 /* Vectors that one pass over a tile computes. */
@@ -55,12 +55,11 @@ INLINE Ints16 subtract(Ints16 ints, int32_t number) {
     return ints;
 }
 
-/* The four bits of INT4, or what they mean in MXFP4 plus MXFP4_CENTER. */
-INLINE int number_of(int bits, int is_mxfp4) { return is_mxfp4 ? centered_e2m1[bits] : bits; }
+INLINE int number_of(int bits, const uint8_t *numbers) { return numbers ? numbers[bits] : bits; }
 
 /* sums[v] = q * x of the blocks `block` + v * x->blocks, v < n: of columns 0 to 15 (half 0), 16 to 31
-   (half 1), or all (half 2). q are numbers of 4 bits. */
-INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows *x, size_t block,
+   (half 1), or all (half 2). q are four bits, or the `numbers` that they stand for. */
+INLINE void dot_4_bits(const uint8_t *values, const uint8_t *numbers, const QuantizedRows *x, size_t block,
                        int n, int half, Ints16 *sums) {
     for (int v = 0; v < n; v++, block += x->blocks) {
         const int16_t *q = x->whole + block * BLOCK_COLS;
@@ -68,8 +67,8 @@ INLINE void dot_4_bits(const uint8_t *values, int is_mxfp4, const QuantizedRows 
             int32_t sum = 0;
             for (int i = 0; i < 16; i++) {
                 int both = values[i / 4 * 64 + r * 4 + i % 4];
-                if (half != 1) sum += number_of(both & 15, is_mxfp4) * q[i];
-                if (half != 0) sum += number_of(both >> 4, is_mxfp4) * q[16 + i];
+                if (half != 1) sum += number_of(both & 15, numbers) * q[i];
+                if (half != 0) sum += number_of(both >> 4, numbers) * q[16 + i];
             }
             sums[v].row[r] = sum;
         }

@@ -1,6 +1,6 @@
 /* Panels of gemm_float.c: weights of every format as fp32, or pairs of bf16. */
 #pragma once
-#include "look_up_e2m1.h"
+#include "look_up.h"
 #include "matrix_layout.h"
 #include "vector.h"
 #include "tile_table.h"
@@ -90,7 +90,7 @@ INLINE void dequantize(const Matrix *m, const uint8_t *block, int half, const fl
         for (int r = 0; r < TILE_ROWS; r += LANES) {
             const int is_int4 = m->format == FORMAT_INT4, is_int8 = m->format == FORMAT_INT8;
             Ints bytes = load_ints(block + 4 * ((is_int8 ? 4 * half + j : j) * TILE_ROWS + r));
-            if (m->format == FORMAT_MXFP4) bytes = look_up_e2m1(bytes >> 4 * half);
+            if (numbers_of(m->format)) bytes = look_up(bytes >> 4 * half, numbers_of(m->format));
             Floats scale = load_floats(scales + r), minimum = load_floats(minimums + r);
             for (int c = 0; c < 4; c++) {
                 Ints q = bytes << (24 - 8 * c) >> 24;

@@ -2,7 +2,7 @@
    unit are [unit_cols / 2][PANEL_ROWS][2] int16. */
 #pragma once
 #include "gemm_panel.h"
-#include "look_up_e2m1.h"
+#include "look_up.h"
 
 /* Bytes 0 and 1, or 2 and 3, of every element as the high halves of two int16. */
 INLINE Shorts low_pair(Ints v) {
@@ -50,15 +50,15 @@ INLINE void unpack_columns(Ints v, Ints second, UnpackKind kind, uint8_t *first_
 }
 
 /* A block of a tile to `place` of the panel; kind is a constant. */
-INLINE void unpack_block(const uint8_t *block, UnpackKind kind, uint8_t *first_half,
-                         uint8_t *second_half, int place) {
+INLINE void unpack_block(const uint8_t *block, UnpackKind kind, const int8_t *numbers,
+                         uint8_t *first_half, uint8_t *second_half, int place) {
     for (int j = 0; j < 4; j++)
         for (int r = 0; r < TILE_ROWS; r += LANES) {
             const uint8_t *from = block + 4 * (j * TILE_ROWS + r);
             const size_t to = 4 * (2 * j * PANEL_ROWS + place * TILE_ROWS + r);
-            if (kind == DOUBLE_E2M1) {
+            if (kind == LOOKED_UP) {
                 Ints both = load_ints(from);
-                unpack_columns(look_up_e2m1(both), look_up_e2m1(both >> 4), INT8_SIGNED,
+                unpack_columns(look_up(both, numbers), look_up(both >> 4, numbers), INT8_SIGNED,
                                first_half + to, second_half + to);
                 continue;
             }

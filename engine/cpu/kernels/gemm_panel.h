@@ -26,8 +26,8 @@ enum {
     TILE_BLOCK = 16,                        /* and y of a block of vectors and tiles */
 };
 
-/* How integers are unpacked: q - 8 or q of INT4, INT8, and twice the numbers of MXFP4. */
-typedef enum { INT4_CENTERED, INT4_UNSIGNED, INT8_SIGNED, DOUBLE_E2M1 } UnpackKind;
+/* How values are unpacked: q - 8 or q of INT4, INT8, and the numbers of `numbers_of`. */
+typedef enum { INT4_CENTERED, INT4_UNSIGNED, INT8_SIGNED, LOOKED_UP } UnpackKind;
 
 /* A unit is what one scale per row belongs to: a block, or half a block with groups of 16 columns.
    Of each unit, `units` has the values (unit_cols * PANEL_ROWS, VALUE_BYTES each), then scales and

@@ -74,12 +74,11 @@ INLINE void add_block(Kind kind, const uint8_t *values, const Tables *tables, pt
     if (kind.format == FORMAT_INT8)
         dot_int8(values, x, block, n, half, ints);
     else
-        dot_4_bits(values, kind.format == FORMAT_MXFP4, x, block, n, half, ints);
-    const int center = kind.format == FORMAT_MXFP4 ? MXFP4_CENTER : INT4_CENTER;
+        dot_4_bits(values, centered_numbers_of(kind.format), x, block, n, half, ints);
 #pragma GCC unroll 8
     for (int v = 0; v < n; v++, block += x->blocks) {
         if (kind.format != FORMAT_INT8 && !kind.has_minimum)
-            ints[v] = subtract(ints[v], center * block_sum(x, block, half));
+            ints[v] = subtract(ints[v], center_of(kind.format) * block_sum(x, block, half));
         sums[v] = add_scaled(ints[v], x->scale[block], scale, sums[v]);
         if (kind.has_minimum)
             sums[v] = add_multiple((float)block_sum(x, block, half) * x->scale[block], minimum, sums[v]);

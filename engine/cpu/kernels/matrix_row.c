@@ -1,6 +1,6 @@
 #include "matrix_row.h"
 
-#include "e2m1.h"
+#include "numbers.h"
 
 /* Entry `index` of a tile's scales or minimums. */
 INLINE float table_entry(const Matrix *m, const uint8_t *table, size_t index) {
@@ -15,8 +15,8 @@ static void block_integers(const Matrix *m, const uint8_t *values, int r, int nu
         int at = (col % 16 / 4 * 16 + r) * 4 + col % 4;
         if (m->format == FORMAT_INT8)
             out[col] = (float)(int8_t)values[at + col / 16 * 256];
-        else if (m->format == FORMAT_MXFP4)
-            out[col] = (float)double_e2m1[values[at] >> (col < 16 ? 0 : 4) & 15];
+        else if (numbers_of(m->format))
+            out[col] = (float)numbers_of(m->format)[values[at] >> (col < 16 ? 0 : 4) & 15];
         else
             out[col] = (float)((values[at] >> (col < 16 ? 0 : 4) & 15) -
                                (m->has_minimum ? 0 : INT4_CENTER));

@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "common.h"
-#include "e2m1.h"
+#include "numbers.h"
 #include "quantized_rows.h"
 
 typedef struct {
@@ -37,9 +37,9 @@ INLINE __m256 eight_powers(const uint8_t *at) {
 INLINE Floats16 load_powers(const uint8_t *at) {
     return (Floats16){eight_powers(at), eight_powers(at + 8)};
 }
-/* Bytes up to 15 as the numbers of MXFP4 that they stand for, plus MXFP4_CENTER. */
-INLINE __m256i look_up(__m256i bits) {
-    const __m128i table = _mm_loadu_si128((const __m128i *)centered_e2m1);
+/* Bytes up to 15 as the numbers that they stand for. */
+INLINE __m256i number_of(__m256i bits, const uint8_t *numbers) {
+    const __m128i table = _mm_loadu_si128((const __m128i *)numbers);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bits);
 }
 INLINE Floats16 multiply(Floats16 a, Floats16 b) {

@@ -1,7 +1,7 @@
 /* The tables of scales and minimums of a tile. */
 #pragma once
 #include "common.h"
-#include "e2m1.h"
+#include "numbers.h"
 #include "matrix_layout.h"
 
 /* Walks through the groups of a tile from units to units of 16 or 32 columns. After the last group,

@@ -30,9 +30,10 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import Mxfp4
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
-from tests.support.gguf.models import write_case
+from tests.support.gguf.models import CASES, write_case
 from tests.support.native.ops import pool
 from tests.support.quantized_models import FORMATS, quantized_model
+from tests.support.reference import copy_reference
 
 CPU = torch.device("cpu")
 # Of the two terms of a weight, each rounded in fp32; the terms are below a hundred times the
@@ -124,43 +125,53 @@ def test_converting_blocks_without_a_scheme(type_name: str, tmp_path: Path) -> N
         assert not ours.is_quantized and torch.equal(values(ours), values(theirs))
 
 
-def _gpt_oss(folder: Path, type_name: str = "MXFP4") -> Path:
-    """Write a tiny GPT-OSS with blocks of this type; return its directory."""
-    tiny.make("gpt-oss", folder / "theirs", hidden_size=64, intermediate_size=96)
-    kind = GGMLQuantizationType[type_name]
-    write_case("gpt-oss", folder / "model.gguf", folder / "theirs", raw_type=kind)
+def _with_experts(folder: Path, arch: str = "gpt-oss", type_name: str = "MXFP4") -> Path:
+    """Write a tiny model of this architecture with blocks of this type; return its directory."""
+    sizes, kind = {"hidden_size": 64, "intermediate_size": 96}, GGMLQuantizationType[type_name]
+    if arch == "gpt-oss":
+        tiny.make(arch, folder / "theirs", **sizes)
+    else:
+        family, _, changes = CASES[arch]
+        copy_reference(family, folder / "theirs", **changes, **sizes)
+    write_case(arch, folder / "model.gguf", folder / "theirs", raw_type=kind)
     return gguf_directory.of_file(folder / "model.gguf", folder / "in", "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(("type_name", "values"), [("MXFP4", "mxfp4"), ("Q8_0", "int8")])
+@pytest.mark.parametrize(
+    ("arch", "type_name", "values"),
+    [("gpt-oss", "MXFP4", "mxfp4"), ("gpt-oss", "Q8_0", "int8"), ("llama4", "Q8_0", "int8")],
+)
 def test_experts_in_one_tensor_stay_quantized(
-    tmp_path: Path, dtype: torch.dtype, size: int, type_name: str, values: str
+    tmp_path: Path, dtype: torch.dtype, size: int, arch: str, type_name: str, values: str
 ) -> None:
-    """GPT-OSS's, exactly. The second of two ranks has columns of `down` that begin inside a group.
+    """Exactly. The second of two ranks has columns of `down` that begin inside a group.
 
-    In MXFP4 it is published: in groups of 32 with a power of two each.
+    GPT-OSS is published in MXFP4: in groups of 32 with a power of two each.
     """
-    folder = _gpt_oss(tmp_path, type_name)
+    folder = _with_experts(tmp_path, arch, type_name)
     model = Model.open(folder)
     shard = shard_of(model.config, size, size - 1)
     found = loaded(folder, native(), dtype, shard)
-    expected = loaded(folder, TorchWeights(), dtype, shard)
+    expected, num_checked = loaded(folder, TorchWeights(), dtype, shard), 0
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
-        assert ours.experts is not None and theirs.experts is not None
+        if ours.experts is None or theirs.experts is None:
+            continue
+        num_checked += len(ours.experts.each)
         for expert, plain in zip(ours.experts.each, theirs.experts.each, strict=True):
             for own, wanted in ((expert.gate_up, plain.gate_up), (expert.down, plain.down)):
                 assert isinstance(own, NativeWeight) and own.description.startswith(values)
                 ids = torch.arange(own.shape[0])
                 assert own.shape == wanted.shape and torch.equal(own.rows(ids), wanted.rows(ids))
+    assert num_checked > 0
     estimate = resident_estimate(shard, model.checkpoint(), dtype, CPU)
     assert 0.97 * estimate <= resident_bytes(found) <= 1.02 * estimate
 
 
 def test_bytes_of_experts_in_mxfp4_on_a_gpu(tmp_path: Path) -> None:
     """A row of 64 or 96 columns takes a tile of 128 with four scales."""
-    model = Model.open(_gpt_oss(tmp_path))
+    model = Model.open(_with_experts(tmp_path))
     schemes = packed_schemes(model.quantized_tensors)
     mxfp4 = {
         name: own for name, own in schemes.items() if own.matrix_type is Mxfp4 and "experts" in name

@@ -195,7 +195,7 @@ class Interpreter:
     def gate(self, x: Tensor, op: native.ActAndMulOp) -> Tensor:
         if not op.gated:
             return activate(x, op.activation)
-        gate, up = (x[:, 0::2], x[:, 1::2]) if op.interleaved else x.chunk(2, 1)
+        gate, up = x.chunk(2, 1)
         if op.gate_limit:
             gate = gate.clamp(max=op.gate_limit)
             up = up.clamp(-op.gate_limit, op.gate_limit) + 1
