@@ -23,7 +23,6 @@ from swiftchat.weights.architectures.tensors import canonical_tensors, expected_
 from swiftchat.weights.model.dummy import dummy_schemes
 from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.tensor_parallel import Shard
-from swiftchat.weights.quantization import mxfp4
 from swiftchat.weights.quantization.quantize import W8A8
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,
@@ -35,10 +34,10 @@ from swiftchat.weights.quantization.scheme import (
     Scheme,
     slice_matrix,
 )
-from swiftchat.weights.quantization.stored_tensor import pack_nibbles
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
+_BETWEEN_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # bounds of the sizes of MXFP4's numbers
 _BRANCH_ENDS = ("o", "down", "expert_down", "experts_down", "shared_down", "mixer_out")
 
 
@@ -191,10 +190,14 @@ def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:
         low, high = values.view(num_rows, -1, 2).byte().unbind(2)
         return Int4(_numpy(low | high << 4), _numpy(scale), _numpy(zero))
     if kind is Mxfp4:
-        weights = _numpy(matrix.float())
-        scales = mxfp4.group_scales(weights)
-        elements, _ = mxfp4.nearest_e2m1(weights, mxfp4.scales_of_columns(scales))
-        return Mxfp4(pack_nibbles(elements), scales)
+        groups = matrix.float().view(num_rows, -1, group)
+        # The largest of a group becomes 4 or 6.
+        exponents = torch.frexp(groups.abs().amax(2)).exponent - 3
+        scaled = torch.ldexp(groups, -exponents.unsqueeze(2)).view(num_rows, -1)
+        between = torch.tensor(_BETWEEN_E2M1, device=matrix.device)
+        elements = torch.bucketize(scaled.abs(), between) + 8 * scaled.signbit()
+        low, high = elements.byte().view(num_rows, -1, 2).unbind(2)
+        return Mxfp4(_numpy(low | high << 4), _numpy((exponents + 127).byte()))
     groups = matrix.view(num_rows, -1, group) if group else matrix.unsqueeze(1)
     largest = groups.abs().amax(2, keepdim=True).float()
     if kind is Int8:
