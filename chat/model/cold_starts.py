@@ -39,7 +39,7 @@ def _recorded(file: Path, name: str, now: float) -> int:
         starts = [*_recent(old.read(), now), (now, name)]
         old.seek(0)
         old.truncate()
-        old.writelines(f"{when:.0f} {other}\n" for when, other in starts)
+        old.writelines(f"{int(when)} {other}\n" for when, other in starts)
     return sum(other == name for _, other in starts)
 
 

@@ -29,7 +29,14 @@ CONFIG = EngineConfig(device="cpu", dtype="float32", num_threads=1)
 TOKEN = "0123456789abcdef"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 # The penalty repeats the prompt's tokens, among which is no end token.
-ENDLESS: Any = {"model": "tiny", "prompt": "hello", "temperature": 0, "presence_penalty": -100.0}
+ENDLESS: Any = {
+    "model": "tiny",
+    "prompt": "hello",
+    "temperature": 0,
+    "presence_penalty": -100.0,
+    "loop_stop": "off",
+    "overflow": "sliding",
+}
 pytestmark = pytest.mark.timeout(300)
 
 

@@ -59,7 +59,7 @@ def all_lines(terminal: Terminal) -> list[str]:
 def test_each_line_appears_once(chat: Chat, columns: int, rows: int) -> None:
     terminal = chat({"text": SHOWCASE, "delay_s": 0.001}, columns=columns, rows=rows)
     terminal.type("x\r")
-    terminal.wait_for(lambda text: "no end" in text and "Send" in text.partition("no end")[2])
+    terminal.wait_for(lambda text: ">>>" in text.partition("no end")[2])
     wanted = [line for line in Screen(columns, rows, is_live=False).show(SHOWCASE) if line]
     lines = [line for line in all_lines(terminal) if line]
     start = lines.index("Title")
@@ -76,7 +76,7 @@ def test_a_resize_while_answering(chat: Chat) -> None:
         terminal.wait_for(f"word{i} ")
         terminal.process.setwinsize(24, columns)
         terminal.screen.resize(24, columns)
-    terminal.wait_for(lambda text: "last" in text and "Send" in text)
+    terminal.wait_for(lambda text: ">>>" in text.partition("last")[2])
     text = " ".join(all_lines(terminal)).split()
     assert [word for word in text if word.startswith("word")] == words.split()
 

@@ -27,7 +27,7 @@ def test_kernels_compute_a_model_of_floats(tmp_path: Path) -> None:
     kernels = tiny.native_kernels()
     tiny.make("llama", tmp_path)
     found = rows(tmp_path)
-    assert found["computed by"] == Check("computed by", "ok", f"cpu, {kernels.variant} kernels")
+    assert found["computed by"] == Check("computed by", "ok", f"cpu, {kernels.description}")
     assert found["down"] == Check("down", "ok", "F32 in the file, float32, native kernels")
     assert {"model", "q, k, v", "attention output", "gate, up"} <= set(found)
 
