@@ -34,6 +34,10 @@ A name without :TYPE, of a repository that has GGUF files only, means Q4_K_M or
 a type near it; in a terminal you are asked. Addresses as typed from a browser
 work too: https://huggingface.co/OWNER/NAME/blob/main/FILE.gguf
 
+Images do not run here yet. The vision part of GGUF files (mmproj-F16.gguf) is
+not downloaded, except with --with-images, for other programs; list and rm count
+it to the model that it lies beside.
+
 Without -m, and without model in the configuration file, the model is
 {{default_model}}, and a chat in a terminal offers others. Models
 are stored in {{models_folder}} and in huggingface_hub's cache.
