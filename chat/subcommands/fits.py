@@ -16,6 +16,7 @@ from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.fit import Fit
+    from swiftchat.chat.model.memory import DeviceMemory
 
 _COLUMNS = (
     Column("NAME"),
@@ -41,20 +42,23 @@ def models(word: str, with_all: bool, size_bytes: int | None, as_json: bool) -> 
 
     With a WORD list all forms of the models that have it in their names. SIZE is about that of the
     files, MEMORY that of the weights and a context of 8192 tokens; the speed is what the bandwidth
-    of the memory allows. Those that fit come first, then those that answer as fast as one reads,
-    then those of which more is expected, by size and date. A * marks installed models.
+    of the memory allows. Of several GPUs as many count as --tp auto would take. Models that fit
+    come first, then those that answer as fast as one reads, then those of which more is expected,
+    by size and date. A * marks installed models.
     """
     from dataclasses import replace
 
     from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
-    from swiftchat.chat.model.fit import best_device, fits, form_fits, room_bytes
+    from swiftchat.chat.model.fit import fits, form_fits, usable_devices
     from swiftchat.weights.store import default_store
 
-    device = best_device()
+    devices = usable_devices()
+    device = devices[0]
     bytes_per_s = bandwidth_bytes_per_s(device)
     if size_bytes is not None:
         device = replace(device, total_bytes=size_bytes, free_bytes=size_bytes)
-    found = form_fits(device, bytes_per_s, word) if word else fits(device, bytes_per_s)
+        devices = [device]
+    found = form_fits(devices, bytes_per_s, word) if word else fits(devices, bytes_per_s)
     if not found:
         raise UsageError(f"no known model has {word!r} in its name", "swiftchat models --all")
     fitting = [fit for fit in found if not fit.missing_bytes]
@@ -68,15 +72,25 @@ def models(word: str, with_all: bool, size_bytes: int | None, as_json: bool) -> 
         (_row(fit, is_installed=store.named(fit.form.source) is not None) for fit in shown),
         is_aligned_in_pipes=True,
     )
-    speed = "" if bytes_per_s is None else f", {bytes_per_s / 1e9:.0f} GB/s"
-    print_line(
-        f"{device.name}: {format_bytes(room_bytes(device))} of "
-        f"{format_bytes(device.free_bytes)} free memory can be used{speed}"
-    )
+    for each in devices:
+        print_line(_usable(each, bytes_per_s))
+    if any(fit.num_devices > 1 and not fit.missing_bytes for fit in shown):
+        print_line("--tp auto takes as many GPUs as a model needs: swiftchat -m NAME --tp auto")
     if not (word or with_all):
         num_more, num_large = len(fitting) - len(shown), len(found) - len(fitting)
         print_line(f"{num_more} more fit, {num_large} need more memory: swiftchat models --all")
     print_line("swiftchat use NAME downloads a model and makes it the default")
+
+
+def _usable(device: "DeviceMemory", bytes_per_s: float | None) -> str:
+    """Return one line on the memory of a device that an engine would use, and its bandwidth."""
+    from swiftchat.chat.model.fit import room_bytes
+
+    speed = "" if bytes_per_s is None else f", {bytes_per_s / 1e9:.0f} GB/s"
+    return (
+        f"{device.name}: {format_bytes(room_bytes(device))} of "
+        f"{format_bytes(device.free_bytes)} free memory can be used{speed}"
+    )
 
 
 def _row(fit: "Fit", *, is_installed: bool) -> tuple[str, ...]:
@@ -100,6 +114,7 @@ def _as_json(fit: "Fit") -> dict[str, object]:
         "size_bytes": fit.form.size_bytes,
         "memory_bytes": fit.memory_bytes,
         "fits": not fit.missing_bytes,
+        "tp": fit.num_devices,
         "missing_bytes": fit.missing_bytes,
         "tokens_per_s": None if speed is None else round(speed, 1),
         "parameters": int(fit.model.parameters),

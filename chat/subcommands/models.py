@@ -127,10 +127,10 @@ def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "D
 
 def _asked_type(repo: str, sizes: "Mapping[str, int]") -> str:
     """Return the type of GGUF files that the user chooses; the largest that fits is marked."""
-    from swiftchat.chat.model.fit import best_device, room_bytes
+    from swiftchat.chat.model.fit import room_bytes, usable_devices
     from swiftchat.weights.hub.names import matching_type, runs, usual_type
 
-    room = room_bytes(best_device())
+    room = room_bytes(usable_devices()[0])
     fitting = [kind for kind in sizes if runs(kind) and sizes[kind] * _KV_ROOM <= room]
     largest = max(fitting, key=lambda kind: sizes[kind], default=None)
     print_notice(f"{repo} has {len(sizes)} types of files:")

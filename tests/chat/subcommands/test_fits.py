@@ -39,7 +39,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     memory = DeviceMemory("CPU", 16 * 10**9, 10 * 10**9)
-    monkeypatch.setattr(fit, "best_device", lambda: memory)
+    monkeypatch.setattr(fit, "usable_devices", lambda: [memory])
     monkeypatch.setattr(bandwidth, "bandwidth_bytes_per_s", lambda device: 40e9)
 
 
@@ -89,6 +89,20 @@ def test_models_as_json() -> None:
     assert by_name["qwen3:8b"]["fits"] and by_name["qwen3:8b"]["thinking"]
     large = by_name["qwen3:32b"]
     assert not large["fits"] and large["missing_bytes"] == large["memory_bytes"] - int(8.5e9)
+
+
+def test_models_counts_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [DeviceMemory(f"GPU {i} (A)", 10**11, 8 * 10**10) for i in range(2)]
+    monkeypatch.setattr(fit, "usable_devices", lambda: gpus)
+    _, small, middle, large, *about = run("models", "llama3.3:70b").stdout.splitlines()
+    assert "--tp" not in small and "--tp 2" in middle and "needs" in large
+    assert about[:2] == [
+        f"GPU {i} (A): 68.0 GB of 80.0 GB free memory can be used, 40 GB/s" for i in range(2)
+    ]
+    assert about[2].endswith("swiftchat -m NAME --tp auto")
+    rows = {row["name"]: row for row in json.loads(run("models", "llama3", "--json").stdout)}
+    assert [rows[name]["tp"] for name in ("llama3.3:70b", "llama3.3:70b-8bit")] == [1, 2]
+    assert "--tp" not in run("models", "llama3.3:70b", "--fits", "100GB").stdout
 
 
 # use
