@@ -5,6 +5,7 @@ from swiftchat.chat.help.page import Page
 _MODELS = """\
   swiftchat models                    list the models that fit this machine, best first
   swiftchat models qwen3              list all forms of the models of that name
+  swiftchat models --refresh          ask the hub for popular models beyond these
   swiftchat use qwen3:8b              download it and make it the default
   swiftchat use                       pick one from a list; so does /model
   swiftchat download qwen3:8b         download only; also: pull

@@ -1,13 +1,13 @@
 """Which known models fit this machine, and how fast they would answer."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swiftchat.chat.model.memory import DeviceMemory, device_memory
 from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION, rank_counts
-from swiftchat.weights.hub.known_models import Form, KnownModel, known_models
+from swiftchat.weights.hub.known_models import Form, KnownModel, known_models, new_models
 
 CONTEXT_TOKENS = 8192
 # Of the bandwidth: decode steps reach about half to nine tenths of it, see docs/performance.md.
@@ -69,6 +69,11 @@ def _room_bytes(free_bytes: int) -> int:
     return int(free_bytes * (1 - RESERVED_FRACTION))
 
 
+def listed_models() -> Mapping[str, KnownModel]:
+    """Return the known models by short name, then those that the hub has beyond them."""
+    return {**known_models(), **new_models()}
+
+
 def fits(
     devices: Sequence[DeviceMemory],
     bytes_per_s: float | None,
@@ -80,7 +85,7 @@ def fits(
     Models that fit precede others, those with quick answers precede slow ones, and otherwise the
     model that is expected to be better comes first (`_expectation`).
     """
-    chosen = known_models().values() if models is None else models
+    chosen = listed_models().values() if models is None else models
     found = [_fit(model, model.forms[0], devices, bytes_per_s) for model in chosen]
     found.sort(key=lambda fit: (not fit.missing_bytes, fit.is_quick, _expectation(fit.model)))
     return found[::-1]
@@ -90,8 +95,8 @@ def form_fits(devices: Sequence[DeviceMemory], bytes_per_s: float | None, word: 
     """Return how each form of the models fits that have `word` in their names, by name and size."""
     return [
         _fit(model, form, devices, bytes_per_s)
-        for name, model in known_models().items()
-        if word.lower() in name
+        for name, model in listed_models().items()
+        if word.lower() in name.lower()
         for form in model.forms
     ]
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swiftchat.chat.history.listing import Column, print_table
+from swiftchat.chat.history.listing import Column, format_time, print_table
 from swiftchat.chat.options.completion import complete_known_models
 from swiftchat.chat.options.size import Size
 from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path
+from swiftchat.weights.hub.known_models import known_models, new_models_time
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.fit import Fit
@@ -36,15 +37,18 @@ _NUM_BEST = 15
 @click.option(
     "--fits", "size_bytes", type=Size(is_positive=True), help="Free memory to reckon with: 8GiB."
 )
+@click.option("--refresh", is_flag=True, help="Ask the hub for popular models first.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def models(word: str, with_all: bool, size_bytes: int | None, as_json: bool) -> None:
+def models(word: str, with_all: bool, size_bytes: int | None, refresh: bool, as_json: bool) -> None:
     """List the known models that fit this machine, the best first.
 
     With a WORD list all forms of the models that have it in their names. SIZE is about that of the
     files, MEMORY that of the weights and a context of 8192 tokens; the speed is what the bandwidth
     of the memory allows. Of several GPUs as many count as --tp auto would take. Models that fit
     come first, then those that answer as fast as one reads, then those of which more is expected,
-    by size and date. A * marks installed models.
+    by size and date. --refresh adds the most downloaded models of the hub that run, by their
+    names there; without a network it says so, and the list is the kept one. A * marks installed
+    models.
     """
     from dataclasses import replace
 
@@ -52,6 +56,8 @@ def models(word: str, with_all: bool, size_bytes: int | None, as_json: bool) -> 
     from swiftchat.chat.model.fit import fits, form_fits, usable_devices
     from swiftchat.weights.store import default_store
 
+    if refresh:
+        _refresh()
     devices = usable_devices()
     device = devices[0]
     bytes_per_s = bandwidth_bytes_per_s(device)
@@ -79,7 +85,33 @@ def models(word: str, with_all: bool, size_bytes: int | None, as_json: bool) -> 
     if not (word or with_all):
         num_more, num_large = len(fitting) - len(shown), len(found) - len(fitting)
         print_line(f"{num_more} more fit, {num_large} need more memory: swiftchat models --all")
+    print_line(_dates())
     print_line("swiftchat use NAME downloads a model and makes it the default")
+
+
+def _refresh() -> None:
+    """Ask the hub for models beyond the table; a network that fails is one notice."""
+    from swiftchat.chat.model.find import hub_token
+    from swiftchat.chat.model.new_models import refresh_models
+    from swiftchat.chat.terminal.progress import download_display
+    from swiftchat.errors import DownloadError
+    from swiftchat.weights.hub.client import Hub
+
+    try:
+        with download_display() as progress:
+            num_models = refresh_models(Hub.from_settings(hub_token()), progress)
+    except DownloadError as error:
+        print_notice(f"the list is not refreshed: {error.message}; {error.hint}")
+    else:
+        print_notice(f"the hub has {num_models} popular models beyond the table that run here")
+
+
+def _dates() -> str:
+    """Return one line on the age of the list."""
+    newest = max(model.date for model in known_models().values())
+    asked = new_models_time()
+    more = "" if asked is None else f", models of the hub of {format_time(asked)}"
+    return f"table of {newest}{more}; swiftchat models --refresh asks the hub"
 
 
 def _usable(device: "DeviceMemory", bytes_per_s: float | None) -> str:
