@@ -182,12 +182,14 @@ def use(name: str, yes: bool) -> None:
         if pick_first_model(is_redrawn=not is_dumb(os.environ)) is None:
             print_notice("the default model stays")
         return
-    store = default_store()
+    store, path = default_store(), user_path(name)
     try:
-        store.find(name)
+        found = store.find(name)
     except ModelNotFound:
-        if user_path(name).exists():
+        if path.exists():
             raise
-        name = download_agreed(name, yes=yes)
-    path = user_path(name)
-    use_model(str(path.resolve()) if path.exists() else name)
+        use_model(download_agreed(name, yes=yes))
+        return
+    # A folder may have the name of an installed model without being one.
+    is_path = path == found or path in found.parents
+    use_model(str(path.resolve()) if is_path else name)

@@ -191,6 +191,18 @@ def test_use_downloads_what_is_missing(hub: FakeHub, monkeypatch: pytest.MonkeyP
         assert isinstance(error, ModelNotFound) and default_model() == REPO
 
 
+def test_use_takes_the_installed_model_rather_than_a_folder_of_its_name(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", os.environ["HF_ENDPOINT"])
+    run("use", REPO)
+    monkeypatch.chdir(tmp_path)
+    Path(REPO).mkdir(parents=True)
+    assert run("use", REPO).exception is None and default_model() == REPO
+    tiny_gguf.write(Path(REPO) / "other.gguf", tiny_llama())
+    assert run("use", REPO).exception is None and default_model() == str(tmp_path / REPO)
+
+
 def test_use_without_a_name_needs_a_terminal() -> None:
     error = run("use").exception
     assert isinstance(error, SwiftchatError) and "swiftchat models" in error.hint
