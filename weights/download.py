@@ -201,6 +201,10 @@ def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Seque
     else:
         hint = "look for a version of the model with safetensors or GGUF files"
     what = wanted.file or f"of type {wanted.quantization}"
+    if wanted.quantization is not None and matching_type(
+        wanted.quantization, gguf_models(listing.files, with_incomplete=True)
+    ):
+        what += " that is complete: the repository lacks some of its files"
     if wanted.file in image_parts(listing.files):
         what += ", which is the vision part of one"
         hint += " --with-images"

@@ -61,7 +61,7 @@ class HubName:
         return self.repo if quantization is None else f"{self.repo}:{quantization}"
 
 
-def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+def gguf_models(names: Iterable[str], *, with_incomplete: bool = False) -> dict[str, list[str]]:
     """Return the GGUF files of each complete model among the files `names`, by type, sorted.
 
     The key is the type, such as Q4_K_M; the file's name without its ending where that does not
@@ -71,7 +71,9 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
     for name in sorted(names):
         if name.lower().endswith(_GGUF) and not _BESIDE.search(_base(name)):
             parts.setdefault(_stem(name), []).append(name)
-    complete = {stem: files for stem, files in parts.items() if _is_complete(files)}
+    complete = {
+        stem: files for stem, files in parts.items() if with_incomplete or _is_complete(files)
+    }
     types = {stem: _type_of(stem) for stem in complete}
     if list(types.values()) == [None]:
         types = dict.fromkeys(types, "")

@@ -291,6 +291,13 @@ def test_what_a_repository_lacks(
     assert hint in str(caught.value.hint)
 
 
+def test_a_type_with_missing_files(hub: FakeHub, store: Store) -> None:
+    del hub.files[SPLIT[1]]
+    with pytest.raises(ModelNotFound, match="of type q8_0 that is complete: the rep") as caught:
+        plan_download(f"{REPO}:q8_0", store)
+    assert caught.value.hint.startswith("it has BF16, Q4_K_M, UD-Q4_K_XL: swiftchat download")
+
+
 def test_a_repository_of_safetensors_says_how_it_is_downloaded(hub: FakeHub, store: Store) -> None:
     hub.files = {"config.json": b"{}", "model.safetensors": bytes(10)}
     with pytest.raises(ModelNotFound, match="no GGUF model of type Q4_K_M") as caught:
