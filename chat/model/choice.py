@@ -3,7 +3,7 @@
 from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
 from swiftchat.chat.model.default_model import set_default_model
 from swiftchat.chat.model.find import download_model
-from swiftchat.chat.model.fit import best_device, fits
+from swiftchat.chat.model.fit import fits, usable_devices
 from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.picker import Row, pick
@@ -41,8 +41,8 @@ def use_model(name: str) -> None:
 
 def _rows() -> list[Row]:
     """Return the installed models, and those that fit this machine, the best first."""
-    device = best_device()
-    found = fits(device, bandwidth_bytes_per_s(device))
+    device, *_ = usable_devices()
+    found = fits([device], bandwidth_bytes_per_s(device))
     installed = {short_name_of(one.name) or one.name: one for one in default_store().list()}
     rows = [
         Row(name, f"{format_bytes(one.size_bytes)}, installed") for name, one in installed.items()

@@ -41,11 +41,11 @@ def download_model(name: str, *, quiet: bool = False) -> Path:
 def _print_better_model() -> None:
     """Say which command gets a better model than the small default one, if one fits."""
     from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
-    from swiftchat.chat.model.fit import best_device, fits
+    from swiftchat.chat.model.fit import fits, usable_devices
     from swiftchat.chat.terminal.amounts import format_bytes
 
-    device = best_device()
-    best = fits(device, bandwidth_bytes_per_s(device))[0]
+    device, *_ = usable_devices()
+    best = fits([device], bandwidth_bytes_per_s(device))[0]
     if not best.missing_bytes:
         print_notice(
             "it answers at once and is often wrong; the best known model that fits this machine, "

@@ -17,6 +17,7 @@ from swiftchat.engine.api.memory_estimate import (
     kv_bytes_per_token,
     packed_schemes,
     plain_weight_bytes,
+    rank_counts,
 )
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
@@ -126,7 +127,9 @@ def context_limits(
     return [
         {
             **asdict(device),
-            "largest_context_tokens": _largest_context(model, device, weights_bytes, per_token),
+            "largest_context_tokens": _largest_context(
+                model, device.free_bytes, weights_bytes, per_token
+            ),
         }
         for device, weights_bytes in [(cpu, on_cpu), *((gpu, on_gpu) for gpu in gpus)]
     ]
@@ -173,17 +176,15 @@ def parallel_memory(
     choices = (
         [n for n in tp_choices(config) if n == 1 or n * pp <= max_ranks] if tp is None else [tp]
     )
-    by_free_bytes = sorted(gpus, key=lambda device: -device.free_bytes)
+    least_bytes = dict(rank_counts(choices, pp, len(gpus), lambda index: gpus[index].free_bytes))
     rows = []
     for n, stage in itertools.product(choices, range(pp)):
         shard = shard_of(config, n, 0, stage, pp)  # the largest shard
         weights_bytes = weight_bytes_on_gpu(model, shard)
         per_token = kv_bytes_per_token(shard.local_config, _item_bytes(model), kv_dtype)
         largest_context = None
-        if n * pp <= len(gpus):
-            largest_context = _largest_context(
-                model, by_free_bytes[n * pp - 1], weights_bytes, per_token
-            )
+        if n in least_bytes:
+            largest_context = _largest_context(model, least_bytes[n], weights_bytes, per_token)
         rows.append(
             {
                 "tp": n,
@@ -199,10 +200,8 @@ def parallel_memory(
     return rows
 
 
-def _largest_context(
-    model: "Model", device: DeviceMemory, weights_bytes: int, per_token: int
-) -> int:
-    room_bytes = int(device.free_bytes * (1 - RESERVED_FRACTION)) - weights_bytes
+def _largest_context(model: "Model", free_bytes: int, weights_bytes: int, per_token: int) -> int:
+    room_bytes = int(free_bytes * (1 - RESERVED_FRACTION)) - weights_bytes
     if not per_token:  # states instead of keys and values
         return model.config.max_context_tokens if room_bytes >= 0 else 0
     return min(max(0, room_bytes // per_token), model.config.max_context_tokens)

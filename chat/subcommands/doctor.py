@@ -78,11 +78,13 @@ def run_model_checks(model: str, device: str, as_json: bool) -> dict[str, Any]:
 def _check_models() -> dict[str, str]:
     """Return the row with the best known models that fit this machine."""
     from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
-    from swiftchat.chat.model.fit import best_device, fits
+    from swiftchat.chat.model.fit import fits, usable_devices
     from swiftchat.chat.terminal.amounts import format_bytes
 
-    device = best_device()
-    fitting = [fit for fit in fits(device, bandwidth_bytes_per_s(device)) if not fit.missing_bytes]
+    device, *_ = usable_devices()
+    fitting = [
+        fit for fit in fits([device], bandwidth_bytes_per_s(device)) if not fit.missing_bytes
+    ]
     best = [
         f"{fit.name} ({format_bytes(fit.form.size_bytes)}, {fit.verdict})"
         for fit in fitting[:_NUM_MODELS]

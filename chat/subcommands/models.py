@@ -49,6 +49,7 @@ _COLUMNS = (
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--include", multiple=True, help="Also download files that match this pattern.")
 @click.option("--exclude", multiple=True, help="Do not download files that match this pattern.")
+@click.option("--with-images", is_flag=True, help="Also download the vision part (mmproj).")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def download(
@@ -56,6 +57,7 @@ def download(
     revision: str | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
+    with_images: bool,
     yes: bool,
     quiet: bool,
 ) -> None:
@@ -63,13 +65,20 @@ def download(
 
     Of a repository of GGUF files, OWNER/NAME:TYPE brings those of one type, such as Q4_K_M, and is
     the name of the installed model. Without TYPE you are asked on a terminal; elsewhere it is
-    Q4_K_M, or a type near it. Addresses of the hub and of a file there work too.
+    Q4_K_M, or a type near it. Addresses of the hub and of a file there work too. Images do not run
+    here yet: the vision part of GGUF files is left out, except --with-images, for other programs.
     NAME defaults to SmolLM2-135M-Instruct. Size and license are printed first; on a terminal you
     are asked to confirm. Run the command again to resume an interrupted download. Every file is
     verified. Gated models need the environment variable HF_TOKEN.
     """
     plan = _agreed_plan(
-        name or DEFAULT_MODEL, yes, quiet, revision=revision, include=include, exclude=exclude
+        name or DEFAULT_MODEL,
+        yes,
+        quiet,
+        revision=revision,
+        include=include,
+        exclude=exclude,
+        with_images=with_images,
     )
     with download_display(quiet) as progress:
         path = plan.run(progress)
@@ -118,10 +127,10 @@ def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "D
 
 def _asked_type(repo: str, sizes: "Mapping[str, int]") -> str:
     """Return the type of GGUF files that the user chooses; the largest that fits is marked."""
-    from swiftchat.chat.model.fit import best_device, room_bytes
+    from swiftchat.chat.model.fit import room_bytes, usable_devices
     from swiftchat.weights.hub.names import matching_type, runs, usual_type
 
-    room = room_bytes(best_device())
+    room = room_bytes(usable_devices()[0])
     fitting = [kind for kind in sizes if runs(kind) and sizes[kind] * _KV_ROOM <= room]
     largest = max(fitting, key=lambda kind: sizes[kind], default=None)
     print_notice(f"{repo} has {len(sizes)} types of files:")
@@ -162,7 +171,8 @@ def _offered(name: str, found: "DownloadPlan") -> str:
 def list_models(with_cache: bool, as_json: bool) -> None:
     """List the installed models and their disk use; SHORT is a short name for NAME.
 
-    USED is when the weights were last read, as far as the file system keeps that.
+    USED is when the weights were last read, as far as the file system keeps that; TYPE has
+    +images where the vision part of a model is stored with it.
     Files made from models are the tokenizers of GGUF files and converted models. They are in the
     cache folder, and `swiftchat rm NAME` deletes them.
     """
@@ -189,6 +199,7 @@ def _as_json(model: "StoredModel") -> dict[str, object]:
         "path": str(model.path),
         "size_bytes": model.size_bytes,
         "type": model.type,
+        "image_parts": list(map(str, model.image_parts)),
         "modified": model.modified,
         "used": model.used,
         "source": model.source,
@@ -202,14 +213,17 @@ def _row(model: "StoredModel") -> tuple[str, ...]:
         about = "converted" if model.origin is None else f"of {model.origin}"
         about += "" if model.origin is None or model.origin.exists() else " (missing)"
     size, used = format_bytes(model.size_bytes), format_time(model.used)
-    return model.name, model.type or "–", size, used, model.source, about
+    kind = f"{model.type or '–'}{'+images' if model.image_parts else ''}"
+    return model.name, kind, size, used, model.source, about
 
 
 def _disk_use(
     models: "Sequence[StoredModel]", derived: "Sequence[StoredModel]", free_bytes: int
 ) -> str:
     """Return one line on the disk space that is used and free."""
-    used, made = (sum(each.size_bytes for each in some) for some in (models, derived))
+    from swiftchat.weights.hub.cached_models import disk_bytes
+
+    used, made = disk_bytes(models), disk_bytes(derived)
     cached = f", {format_bytes(made)} made from models (list --all)" if derived else ""
     kept = sum(state.st_size for _, state in KVFolder(user_kv_folder()).files())
     cached += f", {format_bytes(kept)} in KV caches (swiftchat cache)" if kept else ""

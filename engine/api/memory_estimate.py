@@ -1,7 +1,7 @@
 """Memory of a model's weights and KV cache, known before any of them is allocated."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
@@ -35,6 +35,23 @@ _DEQUANTIZED = frozenset({"kv_b"})  # used in parts, see `engine.reference.laten
 _KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8", Mxfp4: "MXFP4"}
 )
+
+
+def rank_counts(
+    choices: Iterable[int], num_stages: int, num_gpus: int, free_bytes: Callable[[int], int]
+) -> Iterator[tuple[int, int]]:
+    """Yield each number of ranks for which there are GPUs, and the free bytes of the fullest one.
+
+    `choices` are ascending numbers of ranks of each stage, which take the GPUs from the first on.
+    `free_bytes` returns those of a GPU by its index; it is called once for each, when needed.
+    """
+    free: list[int] = []
+    for num_ranks in choices:
+        needed = num_ranks * num_stages
+        if needed > num_gpus:
+            return
+        free += map(free_bytes, range(len(free), needed))
+        yield num_ranks, min(free)
 
 
 def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "auto") -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes, rank_counts
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
 from swiftchat.weights.architectures.parts.model import ModelConfig
@@ -92,12 +92,11 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
     context = config.ctx_size_tokens or min(_CONTEXT_TOKENS, shape.max_context_tokens)
     with_context, start = replace(config, ctx_size_tokens=context), first.index or 0
     chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
-    free_bytes: list[int] = []
-    max_tp = _num_gpus(first) // config.pp
-    for tp in (tp for tp in tp_choices(shape) if tp <= max_tp):
-        # Query no more GPUs than needed: a query takes some of the GPU's memory.
-        indices = range(start + len(free_bytes), start + tp * config.pp)
-        free_bytes += [available_bytes(torch.device("cuda", index)) for index in indices]
+
+    def free_bytes(index: int) -> int:  # a query takes some of the GPU's memory
+        return available_bytes(torch.device("cuda", start + index))
+
+    for tp, least_bytes in rank_counts(tp_choices(shape), config.pp, _num_gpus(first), free_bytes):
         shards = [shard_of(shape, tp, 0, stage, config.pp) for stage in range(config.pp)]
         try:
             for shard in shards:
@@ -110,7 +109,7 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
                     shard,
                     dtype,
                     workspace,
-                    min(free_bytes),
+                    least_bytes,
                     packed_bytes,
                     has_spares=config.kernels,
                 )

@@ -84,6 +84,7 @@ class FakeHub:
         self.card: dict[str, Any] = {"license": "apache-2.0"}
         self.commit = COMMIT
         self.extra_siblings: list[Any] = []
+        self.popular: list[Any] = []  # the answer to a search
         self.former_repo: str | None = None  # a name that the repository had before
         self.closing = threading.Event()
 
@@ -216,6 +217,8 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
                 self._content(path.removeprefix("/"))
             elif hub.former_repo is not None and f"/{hub.former_repo}/" in path:
                 self._send(307, b"", {"Location": self.path.replace(hub.former_repo, hub.repo)})
+            elif path == "/api/models":
+                self._send(200, json.dumps(hub.popular).encode(), {})
             elif path.startswith("/api/models/"):
                 self._api(path.removeprefix("/api/models/"))
             else:

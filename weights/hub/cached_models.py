@@ -1,14 +1,14 @@
 """Stored models, and those in huggingface_hub's cache: directories and GGUF files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swiftchat.errors import FileSystemError, SwiftchatError
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.weight_files import TORCH_FILES
-from swiftchat.weights.hub.names import gguf_models
+from swiftchat.weights.hub.names import gguf_models, image_parts
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class StoredModel:
 
     "cache" are files made from a model (`derived`); `origin` is its GGUF file, which may be gone.
     A GGUF model of the hub has the name OWNER/NAME:TYPE, its `files`, and the first as `path`.
+    `image_parts` are the vision parts beside them, which all types of the repository have in
+    common; `size_bytes` counts them.
     """
 
     name: str
@@ -29,6 +31,7 @@ class StoredModel:
     source: str
     origin: Path | None = None
     files: tuple[Path, ...] = ()
+    image_parts: tuple[Path, ...] = ()
     used: float = 0.0
 
     @property
@@ -90,15 +93,40 @@ def models_of(name: str, folder: Path) -> Iterator[StoredModel]:
     for revision in sorted(revisions, key=lambda each: each == main):
         by_type |= found[revision]
     for kind, files in by_type.items():
-        yield _stored_files(gguf_name(name, kind), files)
+        yield _stored_files(gguf_name(name, kind), files, _image_parts(revisions))
 
 
-def _stored_files(name: str, files: list[Path]) -> StoredModel:
+def _image_parts(revisions: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the vision parts of GGUF models in the snapshots of a repository."""
+    found = (file for revision in revisions for file in _gguf_in(revision))
+    return tuple(map(Path, image_parts(map(str, found))))
+
+
+def _stored_files(name: str, files: list[Path], parts: tuple[Path, ...]) -> StoredModel:
     states = [file.stat() for file in files]
-    size_bytes = sum(state.st_size for state in states)
-    modified = max(state.st_mtime for state in states)
-    used = _last_read(states)
-    return StoredModel(name, files[0], size_bytes, modified, "hub", files=tuple(files), used=used)
+    return StoredModel(
+        name,
+        files[0],
+        sum(state.st_size for state in states) + _distinct_bytes(parts),
+        max(state.st_mtime for state in states),
+        "hub",
+        files=tuple(files),
+        image_parts=parts,
+        used=_last_read(states),
+    )
+
+
+def disk_bytes(models: Iterable[StoredModel]) -> int:
+    """Return the bytes of models on the disk: a vision part of several counts once."""
+    own_bytes, parts = 0, set[Path]()
+    for model in models:
+        own_bytes += model.size_bytes - _distinct_bytes(model.image_parts)
+        parts.update(model.image_parts)
+    return own_bytes + _distinct_bytes(parts)
+
+
+def _distinct_bytes(files: Iterable[Path]) -> int:
+    return sum(blob.stat().st_size for blob in {file.resolve() for file in files})
 
 
 def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
@@ -116,15 +144,15 @@ def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
     return Path(found)
 
 
-def remove(model: StoredModel, hub_cache: Path | None, *, is_only: bool) -> None:
-    """Delete a model in the hub cache; `is_only` of its repository, whose other files go too.
+def remove(model: StoredModel, hub_cache: Path | None, others: Sequence[StoredModel]) -> None:
+    """Delete a model in the hub cache; without `others` of its repository, all files of that.
 
     Raises OSError.
     """
-    if is_only:
-        _remove_repository(model, hub_cache)
+    if others:
+        _remove_own_files(model, others)
     else:
-        _remove_own_files(model)
+        _remove_repository(model, hub_cache)
 
 
 def _remove_repository(model: StoredModel, hub_cache: Path | None) -> None:
@@ -137,15 +165,16 @@ def _remove_repository(model: StoredModel, hub_cache: Path | None) -> None:
             cache.delete_revisions(*hashes).execute()
 
 
-def _remove_own_files(model: StoredModel) -> None:
-    """Delete the files of one of several models of a repository in the hub cache.
+def _remove_own_files(model: StoredModel, others: Sequence[StoredModel]) -> None:
+    """Delete the files of a model that `others` of its repository in the hub cache do not use.
 
     What another revision has under these names goes too; content that other names have stays.
     """
     folder = next(each for each in model.path.parents if each.name == "snapshots")
     links = [each for each in folder.rglob("*") if not each.is_dir()]
     places = {each: each.relative_to(folder).parts[1:] for each in links}
-    wanted = {places[file] for file in model.files}
+    used = {places[file] for other in others for file in other.image_parts}
+    wanted = {places[file] for file in (*model.files, *model.image_parts)} - used
     own = {
         each for each, place in places.items() if (place in wanted if wanted else not is_gguf(each))
     }
@@ -188,9 +217,13 @@ def _directory_type(path: Path) -> str:
 
 def gguf_files(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each GGUF model in a folder, or one level below it, by type."""
-    found = [*folder.glob("*.[gG][gG][uU][fF]"), *folder.glob("*/*.[gG][gG][uU][fF]")]
-    names = [file.relative_to(folder).as_posix() for file in found if file.is_file()]
+    names = [file.relative_to(folder).as_posix() for file in _gguf_in(folder)]
     return {kind: [folder / name for name in files] for kind, files in gguf_models(names).items()}
+
+
+def _gguf_in(folder: Path) -> list[Path]:
+    found = [*folder.glob("*.[gG][gG][uU][fF]"), *folder.glob("*/*.[gG][gG][uU][fF]")]
+    return [file for file in found if file.is_file()]
 
 
 def gguf_name(repo: str, kind: str) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import requests
@@ -26,6 +26,8 @@ _CONNECT_TIMEOUT_S = 5.0
 _SMALL_ANSWER_S = 300.0  # for all of a list of files, or an index
 _CHUNK_BYTES = 1 << 17
 _MAX_LISTING_BYTES = 64 * 1024 * 1024
+_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
+_DATE = re.compile(r"20\d\d-(0[1-9]|1[0-2])-")
 _NETWORK_HINT = "check the network, then run the same command again"
 
 
@@ -89,14 +91,33 @@ class Hub:
             with self._get(url, repo, revision) as response:
                 return _read_all(self._chunks(response), _MAX_LISTING_BYTES, f"the list of {repo}")
 
-        text = self._within_time(read)
+        return Listing.parse(repo, revision, self._parsed(self._within_time(read)))
+
+    def popular(self, num_models: int) -> list[tuple[str, str]]:
+        """Return names and months of publication of the most downloaded models that write text."""
+        query = "pipeline_tag=text-generation&filter=safetensors&sort=downloads&direction=-1"
+        url = f"{self.endpoint}/api/models?{query}&limit={num_models}"
+
+        def read() -> bytes:
+            with self._get(url, "", "main") as response:
+                return _read_all(self._chunks(response), _MAX_LISTING_BYTES, "the list of models")
+
         try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            answer = self._parsed(self._within_time(read))
+        except ModelNotFound as error:
             raise DownloadError(
-                f"{self._host} does not answer like a Hugging Face hub", "check HF_ENDPOINT"
+                f"{self._host} has no list of models", "check HF_ENDPOINT"
             ) from error
-        return Listing.parse(repo, revision, answer)
+        models = answer if isinstance(answer, list) else []
+        names = [(each.get("id"), each.get("createdAt")) for each in models if type(each) is dict]
+        return [
+            (name, date[:7])
+            for name, date in names
+            if isinstance(name, str)
+            and _NAME.fullmatch(name)
+            and isinstance(date, str)
+            and _DATE.match(date)
+        ]
 
     def content(self, listing: Listing, file: HubFile, max_bytes: int) -> bytes:
         """Return a small file, verified; `BadModelFile` if it is larger or differs."""
@@ -143,6 +164,14 @@ class Hub:
         except TimeoutError as error:
             late = f"{self._host} did not answer completely within {_SMALL_ANSWER_S:.0f} s"
             raise HubUnreachable(late, _NETWORK_HINT) from error
+
+    def _parsed(self, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DownloadError(
+                f"{self._host} does not answer like a Hugging Face hub", "check HF_ENDPOINT"
+            ) from error
 
     @property
     def _host(self) -> str:

@@ -1,12 +1,21 @@
-"""Well-known models: short names, published files, sizes. The table is `models.csv`."""
+"""Well-known models: short names, published files, sizes. The table is `models.csv`.
 
+A table of the same form, in the cache folder, has what the hub was asked for since.
+"""
+
+import contextlib
 import csv
 import difflib
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+
+import platformdirs
+
+from swiftchat.errors import FileSystemError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -64,8 +73,49 @@ class KnownModel:
 @cache
 def known_models() -> Mapping[str, KnownModel]:
     """Return the table by short name in lower case."""
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        return MappingProxyType({row["name"]: _model(row) for row in csv.DictReader(file)})
+    return MappingProxyType(_read_table(_TABLE))
+
+
+def new_models() -> Mapping[str, KnownModel]:
+    """Return the models that `keep_new_models` has kept, by OWNER/NAME; none of a damaged file."""
+    with contextlib.suppress(OSError, ArithmeticError, KeyError, TypeError, ValueError, csv.Error):
+        return _read_table(_new_table())
+    return {}
+
+
+def new_models_time() -> float | None:
+    """Return when the hub was asked, in seconds since 1970; None if it never was."""
+    try:
+        return _new_table().stat().st_mtime
+    except OSError:
+        return None
+
+
+def keep_new_models(rows: Sequence[Mapping[str, str]]) -> None:
+    """Replace the models beyond the table. Rows have its columns, without `gguf`, and the size.
+
+    Raises `FileSystemError`.
+    """
+    path = _new_table()
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]) if rows else ["name"])
+            writer.writeheader()
+            writer.writerows(rows)
+        new.replace(path)
+    except OSError as error:
+        raise FileSystemError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _new_table() -> Path:
+    return platformdirs.user_cache_path("swiftchat") / "new-models.csv"
+
+
+def _read_table(path: Path) -> dict[str, KnownModel]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["name"]: _model(row) for row in csv.DictReader(file)}
 
 
 def _model(row: Mapping[str, str]) -> KnownModel:
@@ -87,6 +137,11 @@ def _model(row: Mapping[str, str]) -> KnownModel:
 
 def _forms(row: Mapping[str, str]) -> Iterable[Form]:
     """Yield the forms, the smallest first; the GGUF file counts where the original has its size."""
+    if "size_bytes" in row:  # one form, whose files were seen
+        size_bytes = int(row["size_bytes"])
+        read_bytes = int(size_bytes * float(row["active"]) / float(row["parameters"]))
+        yield Form(row["name"], row["repository"], int(row["bits"]), size_bytes, read_bytes)
+        return
     types = _GGUF_TYPES if row["gguf"] else {}
     sources = {int(row["bits"]): row["repository"]}
     sources |= {bits: f"{row['gguf']}:{kind}" for bits, kind in types.items()}

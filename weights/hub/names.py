@@ -14,7 +14,9 @@ _TYPE = re.compile(
     re.IGNORECASE,
 )
 # Files beside a model: its vision part, a prediction head, and what it was quantized with.
-_BESIDE = re.compile(r"mmproj|imatrix|^mtp-", re.IGNORECASE)
+_IMAGE_PART = re.compile("mmproj", re.IGNORECASE)
+_BESIDE = re.compile(f"{_IMAGE_PART.pattern}|imatrix|^mtp-", re.IGNORECASE)
+_IMAGE_PART_TYPES = ("F16", "BF16", "Q8_0", "F32")  # the first published one is downloaded
 _UNSLOTH = "UD-"  # before a type: its mix of Unsloth
 _DOES_NOT_RUN = re.compile(r"IQ[123]_|NVFP4", re.IGNORECASE)
 # The type that is downloaded where none is named: about 4.5 bits for each weight, or more.
@@ -59,7 +61,7 @@ class HubName:
         return self.repo if quantization is None else f"{self.repo}:{quantization}"
 
 
-def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+def gguf_models(names: Iterable[str], *, with_incomplete: bool = False) -> dict[str, list[str]]:
     """Return the GGUF files of each complete model among the files `names`, by type, sorted.
 
     The key is the type, such as Q4_K_M; the file's name without its ending where that does not
@@ -69,7 +71,9 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
     for name in sorted(names):
         if name.lower().endswith(_GGUF) and not _BESIDE.search(_base(name)):
             parts.setdefault(_stem(name), []).append(name)
-    complete = {stem: files for stem, files in parts.items() if _is_complete(files)}
+    complete = {
+        stem: files for stem, files in parts.items() if with_incomplete or _is_complete(files)
+    }
     types = {stem: _type_of(stem) for stem in complete}
     if list(types.values()) == [None]:
         types = dict.fromkeys(types, "")
@@ -79,6 +83,21 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
         for stem, kind in types.items()
     }
     return dict(sorted(models.items()))
+
+
+def image_parts(names: Iterable[str]) -> list[str]:
+    """Return the GGUF files among `names` that hold the vision or audio part of a model, sorted."""
+    return sorted(
+        name for name in names if name.lower().endswith(_GGUF) and _IMAGE_PART.search(_base(name))
+    )
+
+
+def usual_image_part(names: Iterable[str]) -> str | None:
+    """Return the one of `image_parts` to download: F16, or the type near it; None without any."""
+    parts = image_parts(names)
+    by_type = {_type_of(_stem(name)): name for name in reversed(parts)}
+    published = (by_type[kind] for kind in _IMAGE_PART_TYPES if kind in by_type)
+    return next(published, parts[0] if parts else None)
 
 
 def runs(kind: str) -> bool:

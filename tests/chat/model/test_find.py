@@ -29,7 +29,7 @@ def test_the_first_download_of_the_default_model_names_a_better_one(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     memory = DeviceMemory("CPU", 10**11, free_gb * 10**9)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(fit, "best_device", lambda: memory)
+    monkeypatch.setattr(fit, "usable_devices", lambda: [memory])
     monkeypatch.setattr(bandwidth, "bandwidth_bytes_per_s", lambda device: 40e9)
     with in_use(FakeHub(files, f"HuggingFaceTB/{DEFAULT_MODEL}"), monkeypatch):
         with pytest.raises(ModelNotFound):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.model import bandwidth
-from swiftchat.chat.model.fit import fits, form_fits, room_bytes
+from swiftchat.chat.model.fit import Fit, fits, form_fits, room_bytes
 from swiftchat.chat.model.memory import DeviceMemory
 from swiftchat.weights.hub.known_models import known_models
 
@@ -18,7 +18,7 @@ def device(free_gb: float, name: str = "CPU") -> DeviceMemory:
 
 
 def test_models_that_fit_and_are_quick_come_first() -> None:
-    found = fits(device(16), 60 * GB)
+    found = fits([device(16)], 60 * GB)
     assert {fit.model.name for fit in found} == set(known_models())
     assert [fit.name for fit in found] == [fit.model.name for fit in found]
     groups = [(bool(fit.missing_bytes), not fit.is_quick) for fit in found]
@@ -29,7 +29,7 @@ def test_models_that_fit_and_are_quick_come_first() -> None:
 
 
 def test_the_newer_of_equal_models_and_the_larger_of_a_family_come_first() -> None:
-    names = [fit.name for fit in fits(device(1000), 5000 * GB)]
+    names = [fit.name for fit in fits([device(1000)], 5000 * GB)]
     for better, worse in (
         ("qwen3.8:27b", "qwen3.5:27b"),
         ("qwen3:14b", "qwen3:8b"),
@@ -41,22 +41,38 @@ def test_the_newer_of_equal_models_and_the_larger_of_a_family_come_first() -> No
 
 
 def test_memory_and_speed_of_a_form() -> None:
-    small, *_ = form_fits(device(8), 50 * GB, "QWEN3:8B")
+    small, *_ = form_fits([device(8)], 50 * GB, "QWEN3:8B")
     model = known_models()["qwen3:8b"]
     assert small.memory_bytes == model.forms[0].size_bytes + 8192 * 147_456
     assert small.tokens_per_s == pytest.approx(0.7 * 50 / (8.19 * 4.9 / 8), rel=0.01)
     assert small.verdict == "about 7.0 tokens/s" and small.name == "qwen3:8b"
-    *_, large = form_fits(device(8), None, "qwen3:8b")
+    *_, large = form_fits([device(8)], None, "qwen3:8b")
     assert large.name == "qwen3:8b-16bit" and large.tokens_per_s is None
     assert large.verdict == "needs 10.8 GB more"
-    (expert, *_) = form_fits(device(80), None, "qwen3:30b")
+    (expert, *_) = form_fits([device(80)], None, "qwen3:30b")
     assert expert.form.bytes_per_token < expert.form.size_bytes / 8 and expert.verdict == "fits"
     on_cpu, on_gpu = (
-        form_fits(device(80, name), 50 * GB, "oss:20b")[0] for name in ("CPU", "H200")
+        form_fits([device(80, name)], 50 * GB, "oss:20b")[0] for name in ("CPU", "H200")
     )
     assert on_cpu == on_gpu  # MXFP4 stays packed on both
-    (short, *_) = form_fits(device(8), None, "tinyllama")  # a context of 2048 tokens
+    (short, *_) = form_fits([device(8)], None, "tinyllama")  # a context of 2048 tokens
     assert short.memory_bytes == short.form.size_bytes + 2048 * 22_528
+
+
+def test_several_gpus_count_as_the_engine_would_take_them() -> None:
+    """The fewest of the first ones, of which the fullest decides."""
+
+    def of_8_bits(*free_gb: float, bytes_per_s: float | None = None) -> Fit:
+        return form_fits([*map(device, free_gb)], bytes_per_s, "qwen3:8b")[1]
+
+    assert of_8_bits(12, 1).num_devices == 1 and of_8_bits(10, 80).num_devices == 2
+    two = of_8_bits(7, 7, 7, 7, bytes_per_s=1000 * GB)
+    assert (two.num_devices, two.missing_bytes) == (2, 0)
+    assert two.tokens_per_s == pytest.approx(2 * 0.7 * 1000 / (8.19 * 8.5 / 8), rel=0.01)
+    assert two.verdict.endswith(" tokens/s, --tp 2")
+    assert of_8_bits(7, 4, 7, 7).verdict == "fits, --tp 4"
+    none = of_8_bits(3, 3, 3)  # 3 ranks divide few models
+    assert none.missing_bytes == none.memory_bytes - 2 * room_bytes(device(3))
 
 
 @pytest.mark.parametrize(

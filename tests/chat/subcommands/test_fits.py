@@ -20,10 +20,11 @@ from swiftchat.chat.options.user_files import config_path
 from swiftchat.errors import FileSystemError, ModelNotFound, SwiftchatError, UsageError
 from swiftchat.weights.store import Store, default_store
 from tests.support import fake_engine
-from tests.support.fake_hub import FakeHub, in_environment
+from tests.support.fake_hub import FakeHub, in_environment, in_use
 from tests.support.gguf import tiny as tiny_gguf
 from tests.support.terminal import Terminal
 from tests.support.tiny_llama import tiny_llama
+from tests.support.zero_model import make_zero_model
 
 PROGRAM = ["-m", "swiftchat.chat"]
 REPO = "unsloth/gemma-3-270m-it-GGUF"  # of gemma3:270m
@@ -39,7 +40,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     memory = DeviceMemory("CPU", 16 * 10**9, 10 * 10**9)
-    monkeypatch.setattr(fit, "best_device", lambda: memory)
+    monkeypatch.setattr(fit, "usable_devices", lambda: [memory])
     monkeypatch.setattr(bandwidth, "bandwidth_bytes_per_s", lambda device: 40e9)
 
 
@@ -58,12 +59,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 def test_models_lists_the_best_and_counts_the_others() -> None:
     lines = run("models").stdout.splitlines()
-    titles, *rows = lines[:-3]
+    titles, *rows = lines[:-4]
     columns = ["NAME", "SIZE", "MEMORY", "HERE", "ABILITIES", "LICENSE", "DATE"]
     assert titles.split() == columns and len(rows) == 15
     assert all("tokens/s" in row and "needs" not in row for row in rows)
-    assert lines[-3] == "CPU: 8.5 GB of 10.0 GB free memory can be used, 40 GB/s"
-    assert lines[-2].endswith(" need more memory: swiftchat models --all")
+    assert lines[-4] == "CPU: 8.5 GB of 10.0 GB free memory can be used, 40 GB/s"
+    assert lines[-3].endswith(" need more memory: swiftchat models --all")
     everything = run("models", "--all").stdout
     assert "qwen3:235b-a22b " in everything and "needs 137.1 GB more" in everything
     assert "; text only" in everything
@@ -89,6 +90,61 @@ def test_models_as_json() -> None:
     assert by_name["qwen3:8b"]["fits"] and by_name["qwen3:8b"]["thinking"]
     large = by_name["qwen3:32b"]
     assert not large["fits"] and large["missing_bytes"] == large["memory_bytes"] - int(8.5e9)
+
+
+def test_models_counts_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [DeviceMemory(f"GPU {i} (A)", 10**11, 8 * 10**10) for i in range(2)]
+    monkeypatch.setattr(fit, "usable_devices", lambda: gpus)
+    _, small, middle, large, *about = run("models", "llama3.3:70b").stdout.splitlines()
+    assert "--tp" not in small and "--tp 2" in middle and "needs" in large
+    assert about[:2] == [
+        f"GPU {i} (A): 68.0 GB of 80.0 GB free memory can be used, 40 GB/s" for i in range(2)
+    ]
+    assert about[2].endswith("swiftchat -m NAME --tp auto")
+    rows = {row["name"]: row for row in json.loads(run("models", "llama3", "--json").stdout)}
+    assert [rows[name]["tp"] for name in ("llama3.3:70b", "llama3.3:70b-8bit")] == [1, 2]
+    assert "--tp" not in run("models", "llama3.3:70b", "--fits", "100GB").stdout
+
+
+def test_models_asks_the_hub_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known, does not run or cannot be read is left out; the rest stays without a hub."""
+    folder = make_zero_model(tmp_path / "source")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub = FakeHub(files, "Owner/New-Model")
+    names = ("Qwen/Qwen3-8B", "Owner/New-Model", "owner/gated")
+    hub.popular = [{"id": name, "createdAt": "2026-11-02T00:00:00.000Z"} for name in names]
+    hub.popular += [{"id": "../x", "createdAt": "2026-11-02"}, {"id": "a/b"}, 1]
+    with in_use(hub, monkeypatch):
+        assert "1 popular models" in run("models", "--refresh").stderr
+        asked = {request.path for request in hub.log if "/api/models/" in request.path}
+        assert asked == {
+            f"/api/models/{name}/revision/main" for name in ("Owner/New-Model", "owner/gated")
+        }
+        (row,) = json.loads(run("models", "new-model", "--json").stdout)
+        size_bytes = len(files["model.safetensors"])
+        assert (row["source"], row["date"]) == ("Owner/New-Model", "2026-11")
+        assert row["size_bytes"] == size_bytes and row["fits"]
+        assert row["active_parameters"] == row["parameters"]
+        assert row["memory_bytes"] == size_bytes + 256 * 128  # the keys and values of a token
+        hub.files = {**files, "config.json": b"{}"}
+        assert "0 popular models" in run("models", "--refresh").stderr
+        assert isinstance(run("models", "new-model").exception, UsageError)
+        hub.files = files
+        run("models", "--refresh")
+    for setting, problem in (("HF_HUB_OFFLINE", "offline mode"), ("", "refused the connection")):
+        if setting:
+            monkeypatch.setattr(constants, setting, True)
+        else:
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+            monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        done = run("models", "--refresh", "new")
+        assert problem in done.stderr and done.stderr.count("\n") == 1
+        assert "Owner/New-Model" in done.stdout
+    assert "models of the hub of 20" in run("models").stdout
+    (kept,) = (tmp_path / "xdg" / "cache" / "swiftchat").glob("new-models.csv")
+    for damage in ("name,size_bytes\nx/new,1\n", "name\n", "\0"):
+        kept.write_text(damage)
+        assert isinstance(run("models", "new").exception, UsageError)
 
 
 # use
@@ -133,6 +189,18 @@ def test_use_downloads_what_is_missing(hub: FakeHub, monkeypatch: pytest.MonkeyP
     for name in ("owner/other", "nothing"):
         error = run("use", name).exception
         assert isinstance(error, ModelNotFound) and default_model() == REPO
+
+
+def test_use_takes_the_installed_model_rather_than_a_folder_of_its_name(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", os.environ["HF_ENDPOINT"])
+    run("use", REPO)
+    monkeypatch.chdir(tmp_path)
+    Path(REPO).mkdir(parents=True)
+    assert run("use", REPO).exception is None and default_model() == REPO
+    tiny_gguf.write(Path(REPO) / "other.gguf", tiny_llama())
+    assert run("use", REPO).exception is None and default_model() == str(tmp_path / REPO)
 
 
 def test_use_without_a_name_needs_a_terminal() -> None:

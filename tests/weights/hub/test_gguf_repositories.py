@@ -11,7 +11,14 @@ import pytest
 
 from swiftchat.errors import ModelNotFound, SwiftchatError
 from swiftchat.weights.download import download, plan_download
-from swiftchat.weights.hub.names import HubName, gguf_models, matching_type, usual_type
+from swiftchat.weights.hub.cached_models import disk_bytes
+from swiftchat.weights.hub.names import (
+    HubName,
+    gguf_models,
+    matching_type,
+    usual_image_part,
+    usual_type,
+)
 from swiftchat.weights.store import Store
 from tests.support.fake_hub import COMMIT, FakeHub, in_use, serving
 from tests.support.gguf import tiny as tiny_gguf
@@ -204,6 +211,56 @@ def test_the_only_gguf_file_needs_no_type(hub: FakeHub, store: Store) -> None:
     assert store.find(f"{REPO}:bf16").name == "Model-BF16.gguf"
 
 
+def test_the_vision_part_comes_when_it_is_asked_for(hub: FakeHub, store: Store) -> None:
+    """One file for all types; it goes with the last of them, and counts once."""
+    hub.files |= {"mmproj-BF16.gguf": b"GGUF bf16", "mmproj-F32.gguf": b"GGUF f32"}
+    hub.files["model.safetensors"] = bytes(100)
+    part_bytes = len(b"GGUF vision")
+    model_bytes = {kind: len(hub.files[f"Model-{kind}.gguf"]) for kind in ("BF16", "Q4_K_M")}
+    for kind in model_bytes:
+        download(f"{REPO}:{kind}", store)
+    assert b"GGUF vision" not in blobs(store) and not store.list()[0].image_parts
+    plan = plan_download(f"{REPO}:Q4_K_M", store, with_images=True)
+    assert plan.missing_bytes == part_bytes
+    assert plan.run(None).name == "Model-Q4_K_M.gguf"
+    assert b"GGUF vision" in blobs(store) and b"GGUF bf16" not in blobs(store)
+    download(REPO, store)
+    weights, *models = store.list()
+    assert [model.gguf_type for model in models] == [*model_bytes] and not weights.image_parts
+    for model in models:
+        assert [part.name for part in model.image_parts] == ["mmproj-F16.gguf"]
+        assert model.size_bytes == model_bytes[model.gguf_type] + part_bytes
+    assert disk_bytes(models) == sum(model_bytes.values()) + part_bytes
+    store.remove(f"{REPO}:BF16")
+    assert b"GGUF vision" in blobs(store)
+    assert store.find(str(models[1].path.parent)) == weights.path
+    store.remove(f"{REPO}:Q4_K_M")
+    assert b"GGUF vision" not in blobs(store) and store.names() == [REPO]
+
+
+@pytest.mark.parametrize("name", [f"{REPO}:BF16", REPO])
+def test_a_repository_without_a_vision_part(hub: FakeHub, store: Store, name: str) -> None:
+    del hub.files["mmproj-F16.gguf"]
+    if name == REPO:
+        hub.files["model.safetensors"] = bytes(10)
+    with pytest.raises(ModelNotFound, match=f"{name} has no vision part") as caught:
+        plan_download(name, store, with_images=True)
+    assert caught.value.hint.endswith(f"swiftchat download {name}")
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        (["mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-x-f16.gguf"], "mmproj-x-f16.gguf"),
+        (["x.mmproj-Q8_0.gguf", "mmproj-F32.gguf"], "x.mmproj-Q8_0.gguf"),
+        (["x-mmproj.gguf", "x-Q4_0.gguf"], "x-mmproj.gguf"),
+        (["x-Q4_0.gguf", "mmproj.json"], None),
+    ],
+)
+def test_the_vision_part_that_is_downloaded(files: list[str], chosen: str | None) -> None:
+    assert usual_image_part(files) == chosen
+
+
 def test_an_include_pattern_brings_the_same(hub: FakeHub, store: Store) -> None:
     folder = plan_download(REPO, store, include=["*-Q4_K_M*"]).run(None)
     assert store.names() == [f"{REPO}:Q4_K_M"]
@@ -213,7 +270,12 @@ def test_an_include_pattern_brings_the_same(hub: FakeHub, store: Store) -> None:
 @pytest.mark.parametrize(
     ("removed", "name", "message", "hint"),
     [
-        ((), f"https://hf.co/{REPO}/blob/main/mmproj-F16.gguf", "no GGUF model mmproj-F16", "Q4_K"),
+        (
+            (),
+            f"https://hf.co/{REPO}/blob/main/mmproj-F16.gguf",
+            "no GGUF model mmproj-F16.gguf, which is the vision part of one",
+            f"swiftchat download {REPO}:Q4_K_M --with-images",
+        ),
         ((".gguf",), f"{REPO}:Q4_K_M", "no GGUF model of type Q4_K_M", "look for a version"),
         ((".gguf",), REPO, "no safetensors and no pytorch_model.bin", "look for a"),
     ],
@@ -227,6 +289,13 @@ def test_what_a_repository_lacks(
     with pytest.raises(SwiftchatError, match=message) as caught:
         download(name, store)
     assert hint in str(caught.value.hint)
+
+
+def test_a_type_with_missing_files(hub: FakeHub, store: Store) -> None:
+    del hub.files[SPLIT[1]]
+    with pytest.raises(ModelNotFound, match="of type q8_0 that is complete: the rep") as caught:
+        plan_download(f"{REPO}:q8_0", store)
+    assert caught.value.hint.startswith("it has BF16, Q4_K_M, UD-Q4_K_XL: swiftchat download")
 
 
 def test_a_repository_of_safetensors_says_how_it_is_downloaded(hub: FakeHub, store: Store) -> None:
@@ -283,6 +352,10 @@ def test_commands(hub: FakeHub, tmp_path: Path) -> None:
     for name in (REPO, f"{REPO}:Q4_K_M"):
         shown = json.loads(run("show", name, "--json").stdout)
         assert (shown["name"], shown["family"]) == (f"{REPO}:Q4_K_M", "llama")
+    assert run("download", REPO, "--with-images").stdout == done.stdout
+    assert "Q4_K_M+images" in run("list").stdout
+    (row,) = json.loads(run("list", "--json").stdout)
+    assert [part.rpartition("/")[2] for part in row["image_parts"]] == ["mmproj-F16.gguf"]
     removed = run("rm", f"{REPO}:Q4_K_M", "-y")
     assert removed.returncode == 0 and f"removed {REPO}:Q4_K_M" in removed.stderr
     assert json.loads(run("list", "--all", "--json").stdout) == []
