@@ -150,9 +150,17 @@ def swiftchat(ctx: click.Context, /, **options: Any) -> None:
     if ctx.invoked_subcommand not in ("chat", "config", "help"):
         for param in ctx.command.params:
             if param.name != "debug" and _is_given(ctx, param.name):
-                raise click.UsageError(
-                    f"{param.opts[-1]} is not an option of {ctx.invoked_subcommand}"
-                )
+                raise _misplaced(ctx, param)
+
+
+def _misplaced(ctx: click.Context, param: click.Parameter) -> Exception:
+    """Return the error for an option of the chat before another command."""
+    name, flag = ctx.invoked_subcommand or "", param.opts[-1]
+    command = swiftchat.get_command(ctx, name)
+    if command is None or param.name not in {each.name for each in command.params}:
+        return click.UsageError(f"{flag} is not an option of {name}")
+    hint = f"options follow the command; swiftchat {name} --help lists them"
+    return UsageError(f"{flag} stands before {name}, not behind it", hint)
 
 
 @click.command(cls=ChatCommand, params=list(CHAT_OPTIONS))

@@ -57,6 +57,12 @@ def test_options_before_a_command(program: Program) -> None:
     lines = result.stderr.decode().splitlines()
     assert result.returncode == 2 and lines[0].startswith("error: --model is not an option of list")
     assert lines[1].startswith("hint: ") and len(lines) == 2
+    misplaced = program.run("batch", "in.jsonl")
+    error, hint = misplaced.stderr.decode().splitlines()
+    assert (
+        misplaced.returncode == 2 and error == "error: --model stands before batch, not behind it"
+    )
+    assert hint == "hint: options follow the command; swiftchat batch --help lists them"
 
 
 @pytest.mark.parametrize("options", [("-i",), ("-i", "-p", "x"), ("--json", "-i", "-p", "x")])
