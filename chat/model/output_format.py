@@ -1,12 +1,13 @@
 """The format that answers must have: from options to a grammar in llguidance's JSON."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from swiftchat.chat.attachments.user_text import text_or_file
+from swiftchat.chat.model.json_schema import bounded, inner_schemas, simplified
 from swiftchat.chat.model.reasoning import ReasoningFormat
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import UsageError
@@ -22,10 +23,6 @@ Encode = Callable[[Messages], "Prompt"]
 _WHITESPACE = r"( |\n {0,24})?"
 _ANSWER = "answer"  # the name of the grammar of the answer in that of the whole output
 
-# Keywords of JSON Schema whose values are schemas, lists of schemas, or schemas by name.
-_SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
-_LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_CHECKED_CHARACTERS = 1 << 26
 _MAX_SHOWN = 400  # characters of an error
@@ -33,12 +30,20 @@ _MAX_SHOWN = 400  # characters of an error
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """`name` for the user, the `grammar` of an answer, and the `instruction` for the model."""
+    """`name` for the user, the `grammar` of an answer, and the `instruction` for the model.
+
+    The grammar of a JSON `schema` may have fewer documents than the schema; see `bounded`.
+    """
 
     name: str
     grammar: Mapping[str, Any]
     instruction: str = ""
-    is_json: bool = False
+    schema: Mapping[str, Any] | None = None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether an answer is a JSON document, which matches `schema`."""
+        return self.schema is not None
 
     def instructed(self, encode: Encode) -> Encode:
         """Return `encode` with the instruction in the system prompt."""
@@ -153,25 +158,33 @@ def _marker(text: str, control: Mapping[str, int]) -> str:
 
 
 def _json_format(name: str, schema: Mapping[str, Any], instruction: str) -> OutputFormat:
-    if message := _fault(schema):
-        path, message = _innermost_fault(schema, message)
-        raise UsageError(
-            f"the schema cannot be enforced at {_short(path)}: {_short(message)}",
-            "remove the keyword, or express it with others",
-        )
-    return OutputFormat(name, _schema_grammar(schema), instruction, is_json=True)
+    guidance = schema.get("x-guidance", {})
+    if not isinstance(guidance, dict):
+        raise UsageError("the schema's x-guidance is not a JSON object", "leave it out")
+    try:
+        if message := _fault(schema):
+            path, message = _innermost_fault(schema, message)
+            raise UsageError(
+                f"the schema cannot be enforced at {_short(path)}: {_short(message)}",
+                "remove the keyword, or express it with others",
+            )
+        grammar = _schema_grammar(bounded(simplified(schema)))
+    except RecursionError:
+        raise UsageError("the schema is nested too deeply", "use a simpler schema") from None
+    if _grammar_fault(grammar):  # the bounds contradict what the schema asks for
+        grammar = _schema_grammar(simplified(schema))
+    return OutputFormat(name, grammar, instruction, schema)
 
 
 def _schema_grammar(schema: Mapping[str, Any]) -> dict[str, Any]:
-    # Options of the schema itself take precedence; llguidance rejects what is no object.
-    own = schema.get("x-guidance", {})
-    guidance = {"whitespace_pattern": _WHITESPACE, **own} if isinstance(own, dict) else own
+    # Options of the schema itself take precedence.
+    guidance = {"whitespace_pattern": _WHITESPACE, **schema.get("x-guidance", {})}
     return {"json_schema": {**schema, "x-guidance": guidance}}
 
 
 def _fault(schema: Mapping[str, Any]) -> str:
     """Return what llguidance has against a schema, the empty text for nothing."""
-    return _grammar_fault(_schema_grammar(schema))
+    return _grammar_fault(_schema_grammar(simplified(schema)))
 
 
 def _grammar_fault(grammar: Mapping[str, Any]) -> str:
@@ -193,28 +206,16 @@ def _innermost_fault(schema: Mapping[str, Any], message: str) -> tuple[str, str]
     pointer, current = "#", schema
     checks_left = _MAX_CHECKED_CHARACTERS // len(json.dumps(schema))  # none checks more than that
     while True:
-        for step, inner in _inner_schemas(current):
+        for keys, inner in inner_schemas(current):
             checks_left -= 1
             if checks_left < 0:
                 return pointer, message
             if found := _fault({**definitions, **inner}):
-                pointer, current, message = f"{pointer}/{step}", inner, found
+                pointer = "/".join((pointer, *map(_escaped_key, keys)))
+                current, message = inner, found
                 break
         else:
             return pointer, message
-
-
-def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the schemas directly inside a schema, with their JSON pointers from there."""
-    for name, value in schema.items():
-        found: Iterable[tuple[str, Any]] = ()
-        if name in _SCHEMAS and isinstance(value, dict):
-            found = [(name, value)]
-        elif name in _LISTS and isinstance(value, list):
-            found = ((f"{name}/{i}", one) for i, one in enumerate(value))
-        elif name in _MAPS and isinstance(value, dict):
-            found = ((f"{name}/{_escaped_key(key)}", one) for key, one in value.items())
-        yield from ((pointer, one) for pointer, one in found if isinstance(one, dict))
 
 
 def _short(text: str) -> str:
