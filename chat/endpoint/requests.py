@@ -5,9 +5,9 @@ would change the answer and are not supported are refused.
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.history.tool_call import is_shallow
@@ -18,8 +18,8 @@ from swiftchat.chat.model.output_format import (
 )
 from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS
 from swiftchat.chat.options.option_types import OWN_VARIABLES
-from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, shown
-from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES, SAMPLING_RANGES
+from swiftchat.chat.options.parameter import ChoiceParameter, Parameter
+from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES
 from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
@@ -53,9 +53,17 @@ class StreamOptions(_Fields):
     include_usage: bool | None = None
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]  # also 100.0, as some languages write numbers
+
+
 def _field(found: Parameter | ChoiceParameter) -> Any:
-    kind = found.kind if isinstance(found, Parameter) else Literal[found.choices]
-    return kind | None, None
+    if isinstance(found, ChoiceParameter):
+        return Literal[found.choices] | None, None
+    return (Whole if found.kind is int else float) | None, None
 
 
 if TYPE_CHECKING:
@@ -75,8 +83,8 @@ class GenerationRequest(_SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_SAMPLES)
-    beams: int | None = Field(default=None, ge=1, le=MAX_BEAMS)
+    n: Whole | None = Field(default=None, ge=1, le=MAX_SAMPLES)
+    beams: Whole | None = Field(default=None, ge=1, le=MAX_BEAMS)
     early_stopping: bool | Literal["never"] | None = None
     logit_bias: dict[str, float] | None = None
 
@@ -104,16 +112,17 @@ class GenerationRequest(_SamplingFields):
         return stops
 
     def sampling(self) -> dict[str, Any]:
-        """Return the sampling parameters that are set, by our names. Raises `UsageError`."""
+        """Return the sampling parameters that are set, by our names. Raises `ApiError`."""
         self.check()
         values: dict[str, Any] = {}
         for theirs, found in _SAMPLING.items():
             value = getattr(self, theirs)
             if isinstance(found, Parameter) and value is not None:
-                value = found.kind(value)  # JSON does not distinguish 1 from 1.0, the engine does
-                if value not in found.range:
-                    raise UsageError(f"{theirs} must be {found.rule}, not {shown(value)}")
-            if value is not None:
+                try:
+                    values[found.name] = found.understood(value)
+                except ValueError as error:
+                    refuse(True, theirs, f"{theirs} {error}")
+            elif value is not None:
                 values[found.name] = value
         if isinstance(self.early_stopping, bool):
             values["early_stopping"] = "true" if self.early_stopping else "false"
@@ -179,7 +188,7 @@ class ReasoningOptions(_Fields):
     """`max_tokens` is the budget; `enabled` false is the effort none."""
 
     effort: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     enabled: bool | None = None
 
 
@@ -193,7 +202,7 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     # Fields of other servers that would change the answer.
     functions: Any = None
@@ -220,9 +229,12 @@ class ChatCompletionRequest(GenerationRequest):
         values = super().sampling()
         if self.reasoning is None or (budget := self.reasoning.max_tokens) is None:
             return values
-        is_valid = budget in SAMPLING_RANGES["reasoning_budget"]
-        refuse(not is_valid, "reasoning", f"reasoning.max_tokens is {budget}")
-        return {**values, "reasoning_budget": budget}
+        budget_of = _SAMPLING["reasoning_budget"]
+        assert isinstance(budget_of, Parameter)
+        try:
+            return {**values, "reasoning_budget": budget_of.understood(budget)}
+        except ValueError as error:
+            raise ApiError(400, f"reasoning.max_tokens {error}", None, "reasoning") from None
 
     @property
     def output_format(self) -> OutputFormat | None:
@@ -262,8 +274,8 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[str] | list[int]
     suffix: str | None = None
     echo: bool | None = None
-    best_of: int | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: Whole | None = None
+    logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     @property
     def num_logprobs(self) -> int | None:
