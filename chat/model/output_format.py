@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.attachments.user_text import text_or_file
 from swiftchat.chat.model.json_schema import bounded, inner_schemas, simplified
@@ -78,11 +78,27 @@ def chosen_format(config: ChatConfig) -> OutputFormat | None:
     if config.json_object:
         return json_object_format()
     if config.regex is not None:
-        return _checked("--regex", {"lark_grammar": f"start: /{_escaped(config.regex)}/"})
+        return regex_format(config.regex)
     if config.grammar is not None:
         text, _ = text_or_file(config.grammar)
-        return _checked("--grammar", {"lark_grammar": _lark(text)})
+        return grammar_format(text)
     return None
+
+
+def regex_format(regex: str) -> OutputFormat:
+    """Return the format of texts that match a regular expression. Raises `UsageError`."""
+    return _checked("--regex", {"lark_grammar": f"start: /{_escaped(regex)}/"})
+
+
+def grammar_format(text: str) -> OutputFormat:
+    """Return the format of a grammar in Lark or GBNF. Raises `UsageError`."""
+    return _checked("--grammar", {"lark_grammar": _lark(text)})
+
+
+def choice_format(texts: Sequence[str]) -> OutputFormat:
+    """Return the format of one of some texts. Raises `UsageError`."""
+    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return _checked("choice", {"lark_grammar": f"start: {choices}"})
 
 
 def json_object_format() -> OutputFormat:
@@ -107,7 +123,7 @@ def schema_format(text: str, *, has_instruction: bool = True) -> OutputFormat:
     Raises as `chosen_format` does.
     """
     source, file = text_or_file(text)
-    schema = _parse(source, file or "the schema")
+    schema = parsed_schema(source, file or "the schema")
     name = Path(file).name if file else "JSON schema"
     return json_schema_format(schema, name, has_instruction=has_instruction)
 
@@ -231,7 +247,8 @@ def _escaped_key(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")  # RFC 6901
 
 
-def _parse(text: str, name: str) -> Mapping[str, Any]:
+def parsed_schema(text: str, name: str) -> Mapping[str, Any]:
+    """Return the JSON schema in a text. Raises `UsageError`, which begins with `name`."""
     try:
         schema = json.loads(text)
     except RecursionError:
@@ -245,7 +262,7 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
     return schema
 
 
-def _checked(name: Literal["--regex", "--grammar"], grammar: Mapping[str, Any]) -> OutputFormat:
+def _checked(name: str, grammar: Mapping[str, Any]) -> OutputFormat:
     if message := _grammar_fault(grammar):
         raise UsageError(f"{name}: {_short(message)}", "see swiftchat help formats")
     return OutputFormat(name, grammar)
