@@ -1,12 +1,14 @@
 """The format that answers must have: from options to a grammar in llguidance's JSON."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.attachments.user_text import text_or_file
+from swiftchat.chat.model.gbnf import gbnf_to_lark
 from swiftchat.chat.model.json_schema import bounded, inner_schemas, simplified
 from swiftchat.chat.model.reasoning import ReasoningFormat
 from swiftchat.chat.options.config import ChatConfig
@@ -21,6 +23,7 @@ Encode = Callable[[Messages], "Prompt"]
 # Between the tokens of JSON: nothing, a blank, or a new line with indentation. Without a bound
 # some models write blanks forever.
 _WHITESPACE = r"( |\n {0,24})?"
+_LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 _ANSWER = "answer"  # the name of the grammar of the answer in that of the whole output
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -270,13 +273,7 @@ def _checked(name: str, grammar: Mapping[str, Any]) -> OutputFormat:
 
 def _lark(text: str) -> str:
     """Return a grammar in Lark or GBNF (llama.cpp's format) as Lark."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        converted: str = any_to_lark(text)
-    except Exception as error:  # noqa: BLE001  (it raises no narrower class)
-        raise UsageError(f"--grammar: {error}", "give a grammar in Lark or GBNF") from None
-    return converted
+    return text if _LARK.search(text) else gbnf_to_lark(text)
 
 
 def _escaped(regex: str) -> str:

@@ -36,7 +36,8 @@ def accepts(form: OutputFormat, value: Any) -> bool:
     text = value if isinstance(value, str) else json.dumps(value)
     grammar = output_grammar(form, None, {}, is_thinking=False)
     matcher = LLMatcher(TRIE.tokenizer, grammar, log_level=0)
-    return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
+    ids = list(text.encode())
+    return bool((not ids or matcher.consume_tokens(ids)) and matcher.is_accepting())
 
 
 def record(*names: str, **more: Any) -> Schema:
