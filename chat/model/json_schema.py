@@ -5,7 +5,7 @@ object with declared properties has those only, unless the schema says otherwise
 does not go on without an end.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -327,7 +327,9 @@ def _number_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _bound(schema: Mapping[str, Any], *names: Any) -> float | None:
-    *names, narrower = names
-    given = [schema[name] for name in names if type(schema.get(name)) in (int, float)]
-    return narrower(given) if given else None
+def _bound(
+    schema: Mapping[str, Any], name: str, exclusive: str, narrower: Callable[[list[Any]], float]
+) -> float | None:
+    given = [schema.get(keyword) for keyword in (name, exclusive)]
+    numbers = [number for number in given if type(number) in (int, float)]
+    return narrower(numbers) if numbers else None
