@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.choice import Choice, Response
@@ -25,7 +24,8 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
 
     The function raises `UsageError` if there are tools and the chat template does not take any.
     """
-    params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
+    sampling = chat_model.params_with(body.sampling())
+    params = body.applied(sampling, chat_model.model.config.vocab_size)
     stops = body.stops()
     messages, offer = template_messages(body.messages), offered(body)
     output_format = answer_format(body, offer)

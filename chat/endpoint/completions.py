@@ -1,7 +1,6 @@
 """`POST /v1/completions`: continue a text without a chat template."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.choice import Choice, Response
@@ -15,7 +14,8 @@ from swiftchat.tokenizer import Tokenizer
 
 def completion_answers(chat_model: ChatModel, body: CompletionRequest) -> Callable[[], AnswerGroup]:
     """Check a request and return the function that starts its answers."""
-    params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
+    sampling = chat_model.params_with(body.sampling())
+    params = body.applied(sampling, chat_model.model.config.vocab_size)
     stops = body.stops()
     text_or_ids = body.text_or_ids
     return lambda: AnswerGroup(

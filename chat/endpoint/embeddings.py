@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftchat.chat.endpoint.answers import Answers, Post, posted
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.requests import refuse
+from swiftchat.chat.endpoint.requests import refuse, token_ids
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.engine.api.embed import check_prompts, embed, normalized
 
@@ -35,8 +35,12 @@ class EmbeddingsRequest(BaseModel):
             case str() as text:
                 return [text]
             case [int(), *_]:
-                return [[one for one in self.input if isinstance(one, int)]]
-        found = [one for one in self.input if not isinstance(one, int)]
+                return [token_ids(self.input, "input")]
+        found = [
+            one if isinstance(one, str) else token_ids(one, "input")
+            for one in self.input
+            if not isinstance(one, int)
+        ]
         if not 1 <= len(found) <= _MAX_INPUTS:
             raise ApiError(400, f"input: between 1 and {_MAX_INPUTS} texts", None, "input")
         return found

@@ -1,29 +1,41 @@
 """The requests of the API: their fields, and the sampling parameters they ask for.
 
-Fields that OpenAI defines and that have no effect here, such as `user`, are ignored; those that
-would change the answer and are not supported are refused.
+Fields of other servers are in `fields.py`.
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from swiftchat.chat.endpoint.answer_formats import FORMATS, wanted_format
 from swiftchat.chat.endpoint.errors import ApiError
+from swiftchat.chat.endpoint.fields import check_others
 from swiftchat.chat.history.tool_call import is_shallow
-from swiftchat.chat.model.output_format import (
-    OutputFormat,
-    json_object_format,
-    json_schema_format,
-)
-from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS
+from swiftchat.chat.model.output_format import OutputFormat
+from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS, TEXTS_PARAMETERS
 from swiftchat.chat.options.option_types import OWN_VARIABLES
-from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, shown
-from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES, SAMPLING_RANGES
-from swiftchat.errors import UsageError
+from swiftchat.chat.options.parameter import ChoiceParameter, Parameter
+from swiftchat.engine.api.params import (
+    LOGIT_BIAS_RANGE,
+    MAX_BEAMS,
+    MAX_COUNT,
+    MAX_SAMPLES,
+    SamplingParams,
+)
 
 _MAX_STOPS = 16
 _MAX_ID_DIGITS = 9
+_MAX_STOP_IDS = 64
+# Texts of our parameters, besides `stop`, by the name in a request.
+_TEXTS = {
+    name: found.name
+    for found in TEXTS_PARAMETERS.values()
+    if found.name not in ("stop", "logit_bias")
+    for name in (found.name, *found.aliases)
+} | {"bad_words": "ban", "dry_sequence_breakers": "dry_breaker"}
 # By the name in a request: our parameter of answers. `logprobs` is of another type there.
 _SAMPLING = {
     name: found
@@ -31,18 +43,6 @@ _SAMPLING = {
     if found.is_sampled and found.name != "logprobs"
     for name in (found.name, *found.aliases)
 } | {"max_completion_tokens": PARAMETERS["max_tokens"]}
-# Fields of other servers, and what to use instead of them.
-_THINK = "use reasoning_effort or reasoning, or chat_template_kwargs such as enable_thinking"
-_REPLACED = {
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "documents": "use chat_template_kwargs",
-    "enable_thinking": _THINK,
-    "thinking": _THINK,
-    "add_generation_prompt": "the model always answers",
-    "continue_final_message": "send a question last, or use /v1/completions",
-}
-_DEFAULTS = {"add_generation_prompt": True, "continue_final_message": False}
 
 
 class _Fields(BaseModel):
@@ -53,9 +53,17 @@ class StreamOptions(_Fields):
     include_usage: bool | None = None
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]  # also 100.0, as some languages write numbers
+
+
 def _field(found: Parameter | ChoiceParameter) -> Any:
-    kind = found.kind if isinstance(found, Parameter) else Literal[found.choices]
-    return kind | None, None
+    if isinstance(found, ChoiceParameter):
+        return Literal[found.choices] | None, None
+    return (Whole if found.kind is int else float) | None, None
 
 
 if TYPE_CHECKING:
@@ -65,20 +73,28 @@ else:
         "_SamplingFields",
         __base__=_Fields,
         **{name: _field(found) for name, found in _SAMPLING.items()},
+        **dict.fromkeys(_TEXTS, (list[str] | None, None)),
+        **dict.fromkeys(FORMATS, (Any, None)),
     )
 
 
 class GenerationRequest(_SamplingFields):
-    """The fields that chat completions and completions have in common: also all of `_SAMPLING`."""
+    """The fields that chat completions and completions have in common.
+
+    Also all of `_SAMPLING`, `_TEXTS` and `FORMATS`; those of other servers are in `model_extra`.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_SAMPLES)
-    beams: int | None = Field(default=None, ge=1, le=MAX_BEAMS)
+    n: Whole | None = Field(default=None, ge=1, le=MAX_SAMPLES)
+    beams: Whole | None = Field(default=None, ge=1, le=MAX_BEAMS)
     early_stopping: bool | Literal["never"] | None = None
     logit_bias: dict[str, float] | None = None
+    stop_token_ids: list[Whole] | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -104,20 +120,41 @@ class GenerationRequest(_SamplingFields):
         return stops
 
     def sampling(self) -> dict[str, Any]:
-        """Return the sampling parameters that are set, by our names. Raises `UsageError`."""
+        """Return the sampling parameters that are set, by our names. Raises `ApiError`."""
         self.check()
         values: dict[str, Any] = {}
         for theirs, found in _SAMPLING.items():
             value = getattr(self, theirs)
             if isinstance(found, Parameter) and value is not None:
-                value = found.kind(value)  # JSON does not distinguish 1 from 1.0, the engine does
-                if value not in found.range:
-                    raise UsageError(f"{theirs} must be {found.rule}, not {shown(value)}")
-            if value is not None:
+                try:
+                    values[found.name] = found.understood(value)
+                except ValueError as error:
+                    refuse(True, theirs, f"{theirs} {error}")
+            elif value is not None:
                 values[found.name] = value
         if isinstance(self.early_stopping, bool):
             values["early_stopping"] = "true" if self.early_stopping else "false"
+        for theirs, name in _TEXTS.items():
+            if (texts := getattr(self, theirs)) is not None:
+                values[name] = tuple(texts)
         return {**values, "logprobs": self.num_logprobs}
+
+    def applied(self, params: SamplingParams, vocab_size: int) -> SamplingParams:
+        """Return sampling parameters with what the request says by ids of tokens.
+
+        Raises `ApiError` for an id that the vocabulary does not have.
+        """
+        ids = self.stop_token_ids or []
+        is_valid = len(ids) <= _MAX_STOP_IDS and all(0 <= one < vocab_size for one in ids)
+        rule = f"stop_token_ids: at most {_MAX_STOP_IDS} ids of tokens"
+        refuse(not is_valid, "stop_token_ids", rule)
+        bias = self.bias() or params.logit_bias
+        return replace(params, logit_bias=bias, stop_ids=(*params.stop_ids, *ids))
+
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """The format of the answer; raises `ApiError` for what cannot be enforced."""
+        return wanted_format({name: getattr(self, name) for name in FORMATS})
 
     def bias(self) -> tuple[tuple[int, float], ...]:
         """Return ids and the numbers that are added to their logits."""
@@ -126,6 +163,7 @@ class GenerationRequest(_SamplingFields):
 
     def check(self) -> None:
         """Raise `ApiError` for fields that would change the answer and are not supported."""
+        check_others(self.model_extra or {}, is_chat=isinstance(self, ChatCompletionRequest))
         if self.beams is None:
             for name in BEAM_PARAMETERS:
                 is_given = getattr(self, name) is not None
@@ -165,21 +203,11 @@ class ChatMessage(_Fields):
     tool_call_id: str | None = None
 
 
-class JsonSchema(_Fields):
-    name: str
-    json_schema: dict[str, Any] = Field(alias="schema")
-
-
-class ResponseFormat(_Fields):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
 class ReasoningOptions(_Fields):
     """`max_tokens` is the budget; `enabled` false is the effort none."""
 
     effort: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     enabled: bool | None = None
 
 
@@ -188,21 +216,11 @@ class ChatCompletionRequest(GenerationRequest):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-
-    # Fields of other servers that would change the answer.
-    functions: Any = None
-    function_call: Any = None
-    documents: Any = None
-    enable_thinking: Any = None
-    thinking: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
+    top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -220,27 +238,12 @@ class ChatCompletionRequest(GenerationRequest):
         values = super().sampling()
         if self.reasoning is None or (budget := self.reasoning.max_tokens) is None:
             return values
-        is_valid = budget in SAMPLING_RANGES["reasoning_budget"]
-        refuse(not is_valid, "reasoning", f"reasoning.max_tokens is {budget}")
-        return {**values, "reasoning_budget": budget}
-
-    @property
-    def output_format(self) -> OutputFormat | None:
-        """The format of the answer; raises `ApiError` for a schema that cannot be enforced."""
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
-            return None
-        if wanted.type == "json_object":
-            return json_object_format()
-        if wanted.json_schema is None:
-            raise ApiError(400, "the response format has no json_schema", None, "response_format")
-        schema = wanted.json_schema.json_schema
-        refuse(not is_shallow(schema), "response_format", "the schema is nested too deeply")
+        budget_of = _SAMPLING["reasoning_budget"]
+        assert isinstance(budget_of, Parameter)
         try:
-            # As in OpenAI's API, the messages ask for the format.
-            return json_schema_format(schema, has_instruction=False)
-        except UsageError as error:
-            raise ApiError(400, error.message, None, "response_format") from None
+            return {**values, "reasoning_budget": budget_of.understood(budget)}
+        except ValueError as error:
+            raise ApiError(400, f"reasoning.max_tokens {error}", None, "reasoning") from None
 
     def check(self) -> None:
         super().check()
@@ -250,10 +253,6 @@ class ChatCompletionRequest(GenerationRequest):
             refuse(True, "chat_template_kwargs", f"chat_template_kwargs cannot replace {name}")
         text = "the variables are nested too deeply"
         refuse(not is_shallow(variables), "chat_template_kwargs", text)
-        for name, instead in _REPLACED.items():
-            value = getattr(self, name)
-            is_default = value in (None, _DEFAULTS.get(name))
-            refuse(not is_default, name, f"{name} is not supported: {instead}")
         has_top = self.top_logprobs is not None
         refuse(has_top and not self.logprobs, "top_logprobs", "top_logprobs needs logprobs: true")
 
@@ -262,8 +261,8 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[str] | list[int]
     suffix: str | None = None
     echo: bool | None = None
-    best_of: int | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: Whole | None = None
+    logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -278,15 +277,24 @@ class CompletionRequest(GenerationRequest):
             case [str() as text]:
                 return text
             case [int(), *_]:
-                return [one for one in self.prompt if isinstance(one, int)]
+                return token_ids(self.prompt, "prompt")
         raise ApiError(400, "prompt: one text, or the token ids of one", None, "prompt")
 
     def check(self) -> None:
         super().check()
+        for name in FORMATS:
+            refuse(bool(getattr(self, name)), name, f"{name} is a field of /v1/chat/completions")
         refuse(bool(self.suffix), "suffix", "suffix is not supported")
         refuse(bool(self.echo), "echo", "echo is not supported")
         is_same = self.best_of in (None, self.num_answers)
         refuse(not is_same, "best_of", "a best_of that differs from n is not supported")
+
+
+def token_ids(values: Iterable[object], param: str) -> list[int]:
+    """Return the ids of tokens; raises `ApiError` for numbers that no token has."""
+    ids = [one for one in values if isinstance(one, int)]
+    refuse(not all(0 <= one <= MAX_COUNT for one in ids), param, f"{param}: no id of a token")
+    return ids
 
 
 def refuse(condition: bool, param: str, message: str) -> None:

@@ -33,7 +33,7 @@ def find_token(file: str | None, environ: Mapping[str, str]) -> ApiToken:
     if file is not None:
         source = file
         try:
-            text = user_path(file).read_text("utf-8")
+            text = user_path(file).read_text("utf-8-sig")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UsageError(f"cannot read the token in {file}: {reason}") from error

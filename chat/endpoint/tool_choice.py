@@ -42,9 +42,8 @@ def answer_format(body: ChatCompletionRequest, offer: Offer) -> OutputFormat | N
     refuse(not offer.schemas, "tools", "tools: none has a function with a name")
     other = None
     if wanted is not None and not offer.is_required:
-        schema = wanted.grammar.get("json_schema", {})
-        refuse(not schema, "tools", "tools go together with JSON formats only")
-        other = {name: value for name, value in schema.items() if name != "x-guidance"}
+        other = wanted.schema
+        refuse(other is None, "tools", "tools go together with JSON formats only")
     try:
         return json_schema_format(offer.answer_schema(other), has_instruction=False)
     except UsageError:  # what cannot be enforced of the arguments is not

@@ -84,6 +84,12 @@ With a schema or --json-object, stdout receives exactly one JSON document. If
 the context or -n ends the answer before, stdout stays empty, the incomplete
 answer is on stderr, and the exit code is 5.
 
+An object has the properties that its schema declares and no others, unless
+"additionalProperties" says so; numbers have at most 18 digits (15 and 9
+decimals) unless "minimum" or "maximum" ask for more. A "format" that is not
+enforced has no effect: enforced are date-time time date duration email
+hostname ipv4 ipv6 uuid uri.
+
 A schema with a keyword that cannot be enforced, such as "not", is an error
 that names its place.
 """

@@ -64,7 +64,7 @@ def _rules_above(folder: Path) -> _Rules:
 
 def _rules_of(folder: Path) -> _Rules:
     try:
-        with (folder / _IGNORE_FILE).open(encoding="utf-8", errors="replace") as file:
+        with (folder / _IGNORE_FILE).open(encoding="utf-8-sig", errors="replace") as file:
             lines = file.read(_MAX_IGNORE_BYTES).splitlines()
         return ((folder, GitIgnoreSpec.from_lines(lines)),)
     except (OSError, ValueError):  # none, or a line that is no pattern

@@ -37,8 +37,8 @@ class AnswerConstraints:
         `think` is that of `ChatModel`.
         """
         control = self._files.tokenizer.special_tokens
-        if self._vocabulary is None:
-            stop_ids = tuple(i for i in params.stop_ids if i < len(self._pieces))
+        stop_ids = tuple(i for i in params.stop_ids if i < len(self._pieces))
+        if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
             self._vocabulary = Vocabulary(self._pieces, tuple(control.values()), stop_ids)
         reasoning = self._reasoning
         is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)

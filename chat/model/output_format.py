@@ -1,12 +1,15 @@
 """The format that answers must have: from options to a grammar in llguidance's JSON."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.attachments.user_text import text_or_file
+from swiftchat.chat.model.gbnf import gbnf_to_lark
+from swiftchat.chat.model.json_schema import bounded, inner_schemas, simplified
 from swiftchat.chat.model.reasoning import ReasoningFormat
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import UsageError
@@ -20,12 +23,9 @@ Encode = Callable[[Messages], "Prompt"]
 # Between the tokens of JSON: nothing, a blank, or a new line with indentation. Without a bound
 # some models write blanks forever.
 _WHITESPACE = r"( |\n {0,24})?"
+_LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 _ANSWER = "answer"  # the name of the grammar of the answer in that of the whole output
 
-# Keywords of JSON Schema whose values are schemas, lists of schemas, or schemas by name.
-_SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
-_LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_CHECKED_CHARACTERS = 1 << 26
 _MAX_SHOWN = 400  # characters of an error
@@ -33,12 +33,20 @@ _MAX_SHOWN = 400  # characters of an error
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """`name` for the user, the `grammar` of an answer, and the `instruction` for the model."""
+    """`name` for the user, the `grammar` of an answer, and the `instruction` for the model.
+
+    The grammar of a JSON `schema` may have fewer documents than the schema; see `bounded`.
+    """
 
     name: str
     grammar: Mapping[str, Any]
     instruction: str = ""
-    is_json: bool = False
+    schema: Mapping[str, Any] | None = None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether an answer is a JSON document, which matches `schema`."""
+        return self.schema is not None
 
     def instructed(self, encode: Encode) -> Encode:
         """Return `encode` with the instruction in the system prompt."""
@@ -73,11 +81,27 @@ def chosen_format(config: ChatConfig) -> OutputFormat | None:
     if config.json_object:
         return json_object_format()
     if config.regex is not None:
-        return _checked("--regex", {"lark_grammar": f"start: /{_escaped(config.regex)}/"})
+        return regex_format(config.regex)
     if config.grammar is not None:
         text, _ = text_or_file(config.grammar)
-        return _checked("--grammar", {"lark_grammar": _lark(text)})
+        return grammar_format(text)
     return None
+
+
+def regex_format(regex: str) -> OutputFormat:
+    """Return the format of texts that match a regular expression. Raises `UsageError`."""
+    return _checked("--regex", {"lark_grammar": f"start: /{_escaped(regex)}/"})
+
+
+def grammar_format(text: str) -> OutputFormat:
+    """Return the format of a grammar in Lark or GBNF. Raises `UsageError`."""
+    return _checked("--grammar", {"lark_grammar": _lark(text)})
+
+
+def choice_format(texts: Sequence[str]) -> OutputFormat:
+    """Return the format of one of some texts. Raises `UsageError`."""
+    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return _checked("choice", {"lark_grammar": f"start: {choices}"})
 
 
 def json_object_format() -> OutputFormat:
@@ -102,7 +126,7 @@ def schema_format(text: str, *, has_instruction: bool = True) -> OutputFormat:
     Raises as `chosen_format` does.
     """
     source, file = text_or_file(text)
-    schema = _parse(source, file or "the schema")
+    schema = parsed_schema(source, file or "the schema")
     name = Path(file).name if file else "JSON schema"
     return json_schema_format(schema, name, has_instruction=has_instruction)
 
@@ -153,25 +177,33 @@ def _marker(text: str, control: Mapping[str, int]) -> str:
 
 
 def _json_format(name: str, schema: Mapping[str, Any], instruction: str) -> OutputFormat:
-    if message := _fault(schema):
-        path, message = _innermost_fault(schema, message)
-        raise UsageError(
-            f"the schema cannot be enforced at {_short(path)}: {_short(message)}",
-            "remove the keyword, or express it with others",
-        )
-    return OutputFormat(name, _schema_grammar(schema), instruction, is_json=True)
+    guidance = schema.get("x-guidance", {})
+    if not isinstance(guidance, dict):
+        raise UsageError("the schema's x-guidance is not a JSON object", "leave it out")
+    try:
+        if message := _fault(schema):
+            path, message = _innermost_fault(schema, message)
+            raise UsageError(
+                f"the schema cannot be enforced at {_short(path)}: {_short(message)}",
+                "remove the keyword, or express it with others",
+            )
+        grammar = _schema_grammar(bounded(simplified(schema)))
+    except RecursionError:
+        raise UsageError("the schema is nested too deeply", "use a simpler schema") from None
+    if _grammar_fault(grammar):  # the bounds contradict what the schema asks for
+        grammar = _schema_grammar(simplified(schema))
+    return OutputFormat(name, grammar, instruction, schema)
 
 
 def _schema_grammar(schema: Mapping[str, Any]) -> dict[str, Any]:
-    # Options of the schema itself take precedence; llguidance rejects what is no object.
-    own = schema.get("x-guidance", {})
-    guidance = {"whitespace_pattern": _WHITESPACE, **own} if isinstance(own, dict) else own
+    # Options of the schema itself take precedence.
+    guidance = {"whitespace_pattern": _WHITESPACE, **schema.get("x-guidance", {})}
     return {"json_schema": {**schema, "x-guidance": guidance}}
 
 
 def _fault(schema: Mapping[str, Any]) -> str:
     """Return what llguidance has against a schema, the empty text for nothing."""
-    return _grammar_fault(_schema_grammar(schema))
+    return _grammar_fault(_schema_grammar(simplified(schema)))
 
 
 def _grammar_fault(grammar: Mapping[str, Any]) -> str:
@@ -193,28 +225,16 @@ def _innermost_fault(schema: Mapping[str, Any], message: str) -> tuple[str, str]
     pointer, current = "#", schema
     checks_left = _MAX_CHECKED_CHARACTERS // len(json.dumps(schema))  # none checks more than that
     while True:
-        for step, inner in _inner_schemas(current):
+        for keys, inner in inner_schemas(current):
             checks_left -= 1
             if checks_left < 0:
                 return pointer, message
             if found := _fault({**definitions, **inner}):
-                pointer, current, message = f"{pointer}/{step}", inner, found
+                pointer = "/".join((pointer, *map(_escaped_key, keys)))
+                current, message = inner, found
                 break
         else:
             return pointer, message
-
-
-def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the schemas directly inside a schema, with their JSON pointers from there."""
-    for name, value in schema.items():
-        found: Iterable[tuple[str, Any]] = ()
-        if name in _SCHEMAS and isinstance(value, dict):
-            found = [(name, value)]
-        elif name in _LISTS and isinstance(value, list):
-            found = ((f"{name}/{i}", one) for i, one in enumerate(value))
-        elif name in _MAPS and isinstance(value, dict):
-            found = ((f"{name}/{_escaped_key(key)}", one) for key, one in value.items())
-        yield from ((pointer, one) for pointer, one in found if isinstance(one, dict))
 
 
 def _short(text: str) -> str:
@@ -230,7 +250,8 @@ def _escaped_key(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")  # RFC 6901
 
 
-def _parse(text: str, name: str) -> Mapping[str, Any]:
+def parsed_schema(text: str, name: str) -> Mapping[str, Any]:
+    """Return the JSON schema in a text. Raises `UsageError`, which begins with `name`."""
     try:
         schema = json.loads(text)
     except RecursionError:
@@ -244,7 +265,7 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
     return schema
 
 
-def _checked(name: Literal["--regex", "--grammar"], grammar: Mapping[str, Any]) -> OutputFormat:
+def _checked(name: str, grammar: Mapping[str, Any]) -> OutputFormat:
     if message := _grammar_fault(grammar):
         raise UsageError(f"{name}: {_short(message)}", "see swiftchat help formats")
     return OutputFormat(name, grammar)
@@ -252,13 +273,7 @@ def _checked(name: Literal["--regex", "--grammar"], grammar: Mapping[str, Any]) 
 
 def _lark(text: str) -> str:
     """Return a grammar in Lark or GBNF (llama.cpp's format) as Lark."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        converted: str = any_to_lark(text)
-    except Exception as error:  # noqa: BLE001  (it raises no narrower class)
-        raise UsageError(f"--grammar: {error}", "give a grammar in Lark or GBNF") from None
-    return converted
+    return text if _LARK.search(text) else gbnf_to_lark(text)
 
 
 def _escaped(regex: str) -> str:

@@ -78,6 +78,6 @@ def _listed(names: Iterable[str]) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return read_small_file(path, _MAX_FILE_BYTES).decode()
+        return read_small_file(path, _MAX_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadModelFile(f"the chat template {path} is not UTF-8 text") from error

@@ -6,6 +6,14 @@ from swiftchat.engine.api.params import Range
 
 UNSET = ("off", "default")  # values that unset a parameter
 _MAX_SHOWN = 40  # characters of a value in an error
+# What other programs write for a parameter that is off or not set, and what that is here.
+_OTHERS: dict[str, dict[float, int | float | None]] = {
+    "max_tokens": {-1: None, -2: None},
+    "reasoning_budget": {-1: None},
+    "seed": {-1: None},
+    "top_k": {-1: 0},
+    "top_p": {0: 1e-6},  # the most probable token
+}
 
 
 def shown(value: object) -> str:
@@ -59,12 +67,23 @@ class Parameter(_Named):
         if text in UNSET:
             return None
         try:
-            value = self.kind(text)
+            return self.value_of(self.kind(text))
         except ValueError:
-            value = None
-        if value is None or value not in self.range:
-            raise ValueError(f"must be {self.rule}, not {shown(text)}")
-        return value
+            raise ValueError(f"must be {self.rule}, not {shown(text)}") from None
+
+    def value_of(self, number: float) -> int | float:
+        """Return the value of a number. Raises `ValueError` with the valid values."""
+        if number not in self.range or (self.kind is int and number != int(number)):
+            raise ValueError(f"must be {self.rule}, not {shown(number)}")
+        return self.kind(number)
+
+    def understood(self, number: float) -> int | float | None:
+        """Return the value of a number from another program, None for "not set" there.
+
+        Raises as `value_of` does.
+        """
+        others = _OTHERS.get(self.name, {})
+        return others[number] if number in others else self.value_of(number)
 
 
 @dataclass(frozen=True, kw_only=True)

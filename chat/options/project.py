@@ -79,7 +79,7 @@ def _read(path: Path) -> str:
             raise ValueError("it belongs to another user")
         if status.st_size > _MAX_BYTES:
             raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
-        return file.read(_MAX_BYTES).decode()
+        return file.read(_MAX_BYTES).decode("utf-8-sig")
 
 
 def _checked(name: str, value: Any, folder: Path) -> Any:

@@ -1,5 +1,7 @@
 """`swiftchat batch`: options, progress and exit code."""
 
+import hashlib
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import options_of
+from swiftchat.chat.options.chat_options import SAMPLING_OPTIONS, options_of
 from swiftchat.chat.options.option_types import MAX_AT_A_TIME, OnceOption, UserPath, Whole
 from swiftchat.chat.subcommands.score import MODEL
 from swiftchat.chat.terminal.output import print_notice
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.subcommands.batch.lines import Line
     from swiftchat.chat.subcommands.batch.output import Output
+
+# Options besides those of sampling that change the answers of a batch.
+_ANSWER_OPTIONS = (
+    *("logprobs", "samples", "no_template", "template", "template_arg", "think"),
+    *("reasoning_budget_message", "dtype", "kv_dtype", "ctx_size"),
+)
 
 
 @click.command(params=[MODEL, *options_of("batch")])
@@ -76,7 +84,12 @@ def batch(
     config = ChatConfig(**options, parallel=parallel)
     config.check()
     lines = split_lines(read_text(file).told())
-    with open_output(output, lines, as_finished=as_finished, overwrite=overwrite) as out:
+    with open_output(
+        *(output, lines),
+        as_finished=as_finished,
+        overwrite=overwrite,
+        made_with=_made_with(config),
+    ) as out:
         waiting = [line for line in lines if line.number not in out.kept]
         # A status line would mix with answers on the same terminal.
         on_stdout = output is None or is_stdout(output)
@@ -88,6 +101,17 @@ def batch(
             run.print_totals(is_resumable=out.is_resumable)
         out.finish()
     click.get_current_context().exit(run.exit_code)
+
+
+def _made_with(config: "ChatConfig") -> dict[str, str]:
+    """Return the model and a short hash of the options that change answers."""
+    names = (*SAMPLING_OPTIONS, *_ANSWER_OPTIONS)
+    options = {name: getattr(config, name) for name in names}
+    text = json.dumps([options, config.system_text()], sort_keys=True)
+    return {
+        "model": config.model or "default",
+        "options": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.subcommands.batch.answers import Record
 from swiftchat.chat.subcommands.batch.lines import Line
 from swiftchat.chat.terminal.output import write
@@ -40,24 +41,31 @@ class AnswerFile:
 
     Records are appended as they arrive, so that a killed program loses none, and `finish` sorts
     them by line unless `as_finished`. Records from before stay, without those of errors, unless
-    `overwrite`.
+    `overwrite`. Each record says what it was made with, and answers that were made with anything
+    else are refused.
     """
 
     is_resumable = True
 
     def __init__(
-        self, path: Path, lines: Sequence[Line], as_finished: bool, overwrite: bool = False
+        self,
+        path: Path,
+        lines: Sequence[Line],
+        as_finished: bool,
+        overwrite: bool = False,
+        made_with: Mapping[str, str] | None = None,
     ) -> None:
         self._path, self._as_finished = path, as_finished
+        self._made_with = dict(made_with or {})
         keys = {} if overwrite else {line.number: line.key for line in lines}
-        kept = {} if overwrite else _kept_records(path, keys)
+        kept = {} if overwrite else _kept_records(path, keys, self._made_with)
         self.kept = set(kept)
         self._replace(kept.values())
         self._file = path.open("a", **_ENCODING)
 
     def add(self, record: Record) -> None:
         try:
-            self._file.write(_text(record))
+            self._file.write(_text({**record, **self._made_with}))
             self._file.flush()
         except OSError as error:
             raise write_error(self._path, error) from error
@@ -103,9 +111,17 @@ class Stream:
 
 @contextmanager
 def open_output(
-    path: Path | None, lines: Sequence[Line], *, as_finished: bool, overwrite: bool
+    path: Path | None,
+    lines: Sequence[Line],
+    *,
+    as_finished: bool,
+    overwrite: bool,
+    made_with: Mapping[str, str] | None = None,
 ) -> Iterator[Output]:
-    """Yield the output at a path, or stdout; raises `UsageError` if it has other answers."""
+    """Yield the output at a path, or stdout; raises `UsageError` if it has other answers.
+
+    `made_with` are fields of the records of a file, which names the model and the options.
+    """
     if path is None or files.is_stdout(path):
         yield Stream(write, lines, as_finished)
         return
@@ -120,16 +136,16 @@ def open_output(
             return
         target = Path(os.path.realpath(path))
         with exclusive_lock(target, is_locked):
-            yield AnswerFile(target, lines, as_finished, overwrite)
+            yield AnswerFile(target, lines, as_finished, overwrite, made_with)
     except OSError as error:
         raise write_error(path, error) from error
 
 
-def _kept_records(path: Path, keys: dict[int, str]) -> dict[int, str]:
+def _kept_records(path: Path, keys: dict[int, str], made_with: Mapping[str, str]) -> dict[int, str]:
     """Return the lines of the file that hold an answer, by the number of the input's line.
 
     A killed program may leave half a line at the end, which is left out. Raises `UsageError` if
-    the file has anything else than answers to these lines.
+    the file has anything else than answers to these lines that were made with the same.
     """
     if not path.exists():
         return {}
@@ -147,6 +163,12 @@ def _kept_records(path: Path, keys: dict[int, str]) -> dict[int, str]:
                 f"line {number} of {path} is not an answer to a line of this input",
                 "choose another file with -o, or --overwrite",
             )
+        for name, value in made_with.items():
+            if is_answer and record.get(name, value) != value:  # older versions did not say
+                raise UsageError(
+                    f"line {number} of {path} was made with other {name}: {shown(record[name])}",
+                    "choose another file with -o, or --overwrite",
+                )
         if is_answer:
             kept[line] = f"{text}\n"
     return kept

@@ -323,7 +323,7 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(served: Served)
         ("documents", [{"text": "x"}]),
         ("enable_thinking", False),
         ("thinking", {"type": "disabled"}),
-        ("reasoning", {"max_tokens": -1}),
+        ("reasoning", {"max_tokens": -2}),
         ("reasoning", "low"),
         ("add_generation_prompt", False),
         ("continue_final_message", True),

@@ -13,6 +13,7 @@ import pytest
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.subcommands.batch.answers import answer_lines
+from swiftchat.chat.subcommands.batch.command import _made_with
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request, split_lines
 from swiftchat.chat.subcommands.batch.output import AnswerFile, Stream
 from swiftchat.chat.terminal.output import write
@@ -283,3 +284,32 @@ def test_null_is_no_value_of_a_line(fake: tuple[FakeEngine, ChatModel]) -> None:
     engine.answers = [{"text": "fine"}]
     (record,) = answered(chat_model, {"prompt": "a", "samples": None, "seed": None, "stop": None})
     assert record["content"] == "fine"
+
+
+def test_a_file_is_continued_with_the_same_model_and_options(tmp_path: Path) -> None:
+    path, lines = tmp_path / "out.jsonl", split_lines('"a"\n"b"\n')
+    made_with = {"model": "m", "options": "0123"}
+    first = AnswerFile(path, lines, as_finished=False, made_with=made_with)
+    first.add({"line": 1, "key": lines[0].key, "content": "x"})
+    first.finish()
+    assert AnswerFile(path, lines, as_finished=False, made_with=made_with).kept == {1}
+    before = path.read_bytes()
+    for name in made_with:
+        other = {**made_with, name: "other"}
+        with pytest.raises(UsageError, match=f"other {name}"):
+            AnswerFile(path, lines, as_finished=False, made_with=other)
+        assert path.read_bytes() == before
+    assert not AnswerFile(path, lines, False, overwrite=True, made_with=other).kept
+
+
+def test_options_that_change_answers_change_the_hash() -> None:
+    plain = _made_with(ChatConfig())
+    for options in (
+        {"temperature": 0.5},
+        {"system": "Be brief."},
+        {"think": "on"},
+        {"ban": ("a",)},
+    ):
+        assert _made_with(ChatConfig(**options))["options"] != plain["options"]
+    assert _made_with(ChatConfig(quiet=True, parallel=3)) == plain
+    assert _made_with(ChatConfig(model="m"))["model"] == "m"
