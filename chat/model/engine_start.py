@@ -22,7 +22,7 @@ def engine_starter(config: ChatConfig) -> StartEngine:
     """Return what starts the engine of a chat with these options."""
     if config.no_attach:
         return start_engine
-    # A program that nobody watches needs no hint.
+    # Hints are for people: not in pipes.
     counts = not config.quiet and all(one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
     return partial(attach_or_start, keep_alive_s=config.keep_alive, counts_starts=counts)
 
@@ -52,7 +52,7 @@ def attach_or_start(
 ) -> EngineClient:
     """Attach to the running engine with this model and these options, or start one.
 
-    With `keep_alive_s` it stays until nobody has used it for so long. With `counts_starts` an
+    With `keep_alive_s` it stays until it was not used for so long. With `counts_starts` an
     engine that does not stay counts for the hint that it may.
     """
     try:

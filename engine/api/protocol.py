@@ -94,9 +94,9 @@ class EngineStatus:
     """A running engine as `swiftchat ps` shows it.
 
     `memory_bytes` is the main memory of all its processes. `idle_s` is the time since it last
-    computed or a terminal left, 0 while it computes. `ends_in_s` is the time after which it ends if
-    nobody uses it, None if it does not. `device` is empty and `device_bytes` (weights and KV cache)
-    0 until the model is loaded.
+    computed or a terminal left, 0 while it computes. `ends_in_s` is the time after which it ends
+    if it is not used, None if it does not. `device` is empty and `device_bytes` (weights and KV
+    cache) 0 until the model is loaded.
     """
 
     name: str

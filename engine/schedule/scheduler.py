@@ -28,7 +28,7 @@ class Restorer(Protocol):
 class Scheduler:
     """First come, first served, with decode before prefill and at most `chunk_tokens` a step.
 
-    Embeddings get what is left of a step: many come at once, and nobody reads them as they come.
+    Embeddings get what is left of a step: many come at once, and are not read as they come.
     With a `limit`, prompts get fewer tokens of a step, so that it does not take too long.
     When blocks run out, the sequence admitted last is preempted. Its blocks stay in the prefix
     cache until they are evicted, so resuming it is usually cheap.

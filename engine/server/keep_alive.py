@@ -9,7 +9,7 @@ _CHECK_S = 1.0
 
 
 def wait_until_unused(server: EngineServer, listener: Listener) -> None:
-    """Wait until nobody has used the engine for its time; then it does not listen any more.
+    """Wait until the engine was not used for its time; then it does not listen any more.
 
     The terminal whose end is that of the engine does not count as connected; its requests count as
     use.
