@@ -228,6 +228,20 @@ class ChatModel:
         if self._engine_failed:
             self.restart()
         try:
+            return self.wait_loaded(on_progress)
+        except SwiftchatError:
+            if self.engine.info is None:
+                raise
+        self.restart()
+        return self.wait_loaded(on_progress)
+
+    def wait_loaded(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
+        """Wait for the engine as it was started.
+
+        Raises an error of loading, and the reason if the engine has ended.
+        """
+        self._files.wait()
+        try:
             info = self.engine.wait_ready(on_progress)
         except SwiftchatError as error:
             if self.engine.info is None:
@@ -236,9 +250,7 @@ class ChatModel:
                     hint_at_others(error)
                 if self._ready_config not in (None, self.config):
                     self.config, error.hint = self._ready_config, _RESTORED_HINT
-                raise
-            self.restart()
-            info = self.engine.wait_ready(on_progress)
+            raise
         self._ready_config = self.config
         return info
 

@@ -174,7 +174,8 @@ def _load(chat_model: "ChatModel", end: str) -> None:
     config = chat_model.config
     status = StatusLine(may_erase=True, is_quiet=config.quiet)
     with status.waiting("starting the engine"):
-        info = chat_model.wait_ready(status.show_progress)
+        # An engine that has ended, as swiftchat stop ends it, is not started again.
+        info = chat_model.wait_loaded(status.show_progress)
     if not config.quiet:
         print_notice(f"{chat_model.name} is ready · {info.device} · {info.ctx_size_tokens} tokens")
         if config.keep_alive is not None:

@@ -152,6 +152,10 @@ def test_an_ended_engine_is_restarted_for_the_next_answer(folder: Path) -> None:
         return good(on_progress)
 
     engine.wait_ready = dead_once  # type: ignore[method-assign,assignment]
+    with pytest.raises(DeviceError, match="gone"):
+        chat_model.wait_loaded()
+    assert engine.num_starts == 1
+    died.clear()
     chat_model.wait_ready()
     assert (engine.num_starts, engine.num_closes) == (2, 1)
 

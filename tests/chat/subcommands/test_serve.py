@@ -308,3 +308,15 @@ def test_a_quiet_engine_says_nothing_but_its_end(folder: Path) -> None:
         wait_until(lambda: swiftchat("stop").returncode == 0, END_S)
         assert quiet.process.wait(END_S) == 0
         assert quiet.log == "the engine was ended by swiftchat stop\n"
+
+
+def test_an_engine_that_is_stopped_when_it_is_ready_is_not_started_again(folder: Path) -> None:
+    """`serve` learns that it is ready and that it has ended at the same time."""
+    with serve_process(str(folder), "-q", *OPTIONS, ready=False) as serve:
+        wait_until(listed, END_S)
+        serve.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: listed()[0]["device"], END_S)
+        assert swiftchat("stop").returncode == 0
+        serve.process.send_signal(signal.SIGCONT)
+        assert serve.process.wait(END_S) == 0
+        assert serve.log == "the engine was ended by swiftchat stop\n"
