@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.engine_log import log_path, shorten_log
-from swiftchat.engine.api.params import EngineConfig, ServeConfig
+from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import RESTART_HINT
+from swiftchat.engine.api.serve_config import ServeConfig
 from swiftchat.engine.api.wire import Message
 from swiftchat.engine.device.driver import open_early
 from swiftchat.engine.device.lazy_torch import import_torch, without_collections

@@ -2,13 +2,11 @@
 
 import re
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
 
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
-from markdown_it.utils import OptionsDict
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
@@ -130,13 +128,7 @@ def _markdown(text: str) -> str:
 class _Renderer(RendererHTML):
     """Renders the tokens of our parser; a method is called by the type of a token."""
 
-    def fence(
-        self,
-        tokens: Sequence[Token],
-        idx: int,
-        options: OptionsDict,
-        env: MutableMapping[str, Any],
-    ) -> str:
+    def fence(self, tokens: Sequence[Token], idx: int, *_: object) -> str:
         token = tokens[idx]
         language = token.info.strip().split(" ")[0]
         return f"<pre>{_highlighted(token.content, language)}</pre>\n"
@@ -150,25 +142,13 @@ class _Renderer(RendererHTML):
     def footnote(self, tokens: Sequence[Token], idx: int, *_: object) -> str:
         return escape(tokens[idx].content)
 
-    def link_open(
-        self,
-        tokens: Sequence[Token],
-        idx: int,
-        options: OptionsDict,
-        env: MutableMapping[str, Any],
-    ) -> str:
+    def link_open(self, tokens: Sequence[Token], idx: int, *_: object) -> str:
         address = str(tokens[idx].attrs.get("href", ""))
         if _LINKED.fullmatch(address) is None:
             return "<a>"
         return f'<a href="{escape(address)}" rel="noreferrer">'
 
-    def image(
-        self,
-        tokens: Sequence[Token],
-        idx: int,
-        options: OptionsDict,
-        env: MutableMapping[str, Any],
-    ) -> str:
+    def image(self, tokens: Sequence[Token], idx: int, *_: object) -> str:
         """Return the label of a picture: loading it would tell its host who reads the page."""
         return escape(f"[{tokens[idx].content or 'picture'}]")
 

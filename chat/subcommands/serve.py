@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swiftchat.chat.endpoint.server import EndpointServer
     from swiftchat.chat.model.chat_model import ChatModel
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.engine.api.params import ServeConfig
+    from swiftchat.engine.api.serve_config import ServeConfig
 
 _MAX_MODELS = 64
 _FROM_FILE = click.core.ParameterSource.DEFAULT_MAP

@@ -31,22 +31,23 @@ def paged(keyboard: Keyboard) -> Iterator[None]:
         with contextlib.redirect_stdout(recorded), stderr:
             yield
     finally:
-        text = recorded.getvalue()
+        text = recorded.text
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
         if not (_is_higher(text, columns, rows) and _page(text, keyboard)):
             write(text)
 
 
-class _Recorder(io.StringIO):
+class _Recorder(io.TextIOWrapper):
     """Output for a terminal that is kept."""
 
     def __init__(self, terminal: TextIO) -> None:
-        super().__init__()
+        self._kept = io.BytesIO()
+        super().__init__(self._kept, terminal.encoding, "replace", newline="", write_through=True)
         self._terminal = terminal
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._terminal.encoding
+    def text(self) -> str:
+        return self._kept.getvalue().decode(self.encoding, "replace")
 
     def fileno(self) -> int:
         return self._terminal.fileno()

@@ -292,7 +292,7 @@ class ToolCallSplitter:
         return found
 
     def _reject(self, call: _OpenCall) -> Iterator[str]:
-        """Yield the mark before what is not a call; the text behind it is read again."""
+        """Yield the opening mark of what is no call as text; what follows it is read again."""
         self._open = None
         self._num_begun += len(call.stream.written) if call.stream else 0
         if call.mark:

@@ -10,10 +10,11 @@ from typing import Any
 from swiftchat.engine.api.address import Address, remove_stale_socket
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.engine_key import engine_key
-from swiftchat.engine.api.params import EngineConfig, ServeConfig
+from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import RESTART_HINT, EngineStatus
 from swiftchat.engine.api.remote import RemoteEngine
 from swiftchat.engine.api.runtime_folder import RuntimeFolder, check_socket
+from swiftchat.engine.api.serve_config import ServeConfig
 from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError
 from swiftchat.weights.hub.cached_models import name_at
 

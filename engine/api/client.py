@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.event_check import EventCheck
 from swiftchat.engine.api.local import LocalEngine
-from swiftchat.engine.api.params import EngineConfig, SamplingParams, ServeConfig
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import RESTART_HINT, EngineInfo, Event, Finished, Progress
+from swiftchat.engine.api.serve_config import ServeConfig
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.api.wire import Message, WireError, decode

@@ -12,7 +12,8 @@ from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.child_process import exit_reason, stop_signal
 from swiftchat.engine.api.engine_log import open_log
-from swiftchat.engine.api.params import EngineConfig, ServeConfig
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.serve_config import ServeConfig
 from swiftchat.errors import DeviceError
 from swiftchat.errors.interpreter import child_folder, python_module
 

@@ -19,9 +19,10 @@ from swiftchat.engine.api import attach as attach_module
 from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.engine_key import engine_key
-from swiftchat.engine.api.params import EngineConfig, ServeConfig
+from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.runtime_folder import RuntimeFolder
+from swiftchat.engine.api.serve_config import ServeConfig
 from swiftchat.errors import EngineStopped
 from tests.support.remote_engine import chat_model_folder
 from tests.support.serve_processes import END_S, ServeProcess, serve_process, swiftchat
