@@ -41,9 +41,16 @@ def test_a_stopped_engine_is_left_and_ends(program: Program) -> None:
     with real_starts():  # a forked worker may have ended before it is found: it has no weights
         terminal = Terminal(SWIFTCHAT[0], [*SWIFTCHAT[1:], "-m", str(program.folder)])
     chat = psutil.Process(terminal.process.pid)
-    # Stopped before it runs a program of its own, it would stop the chat in `Popen`, too.
-    wait_until(lambda: [c for c in chat.children() if c.cmdline() not in ([], chat.cmdline())], 60)
-    (worker,) = chat.children()
+    # Stopped before it runs a program of its own, it would stop the chat in `Popen`, too. The process
+    # that renders templates is another child.
+    found: list[psutil.Process] = []
+
+    def is_found() -> bool:
+        found[:] = [c for c in chat.children() if "swiftchat.engine.worker" in c.cmdline()]
+        return bool(found)
+
+    wait_until(is_found, 60)
+    (worker,) = found
     worker.suspend()  # by SIGSTOP, before it has asked the system to end it with the chat
     terminal.wait_for(">>>", 60)
     terminal.type("go\r")
