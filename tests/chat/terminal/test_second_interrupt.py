@@ -41,8 +41,8 @@ def test_a_stopped_engine_is_left_and_ends(program: Program) -> None:
     with real_starts():  # a forked worker may have ended before it is found: it has no weights
         terminal = Terminal(SWIFTCHAT[0], [*SWIFTCHAT[1:], "-m", str(program.folder)])
     chat = psutil.Process(terminal.process.pid)
-    # Stopped before it runs a program of its own, it would stop the chat in `Popen`, too. The process
-    # that renders templates is another child.
+    # Stopped before it runs a program of its own, it would stop the chat in `Popen`, too. Another
+    # child renders templates.
     found: list[psutil.Process] = []
 
     def is_found() -> bool:
