@@ -45,7 +45,7 @@ The parts are {{colors}}.
 
 announce = "off" leaves out the window title, the prompt marks (OSC 133) and
 the bell or notification after an answer of more than 10 s, which terminals
-that are known to take them get.
+that are known to take them get; tmux gets the title and the bell.
 
 Other variables: HF_TOKEN (downloads), NO_COLOR, FORCE_COLOR, ACCESSIBLE,
 EDITOR, FORCE_HYPERLINK (1 or 0: whether the terminal takes links).

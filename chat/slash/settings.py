@@ -11,6 +11,7 @@ from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.model.description import describe, property_label, property_text
 from swiftchat.chat.options.chat_options import (
     ALL_PARAMETERS,
+    FILE_NAMES,
     PARAMETERS,
     TEXTS_PARAMETERS,
     option_name,
@@ -69,6 +70,12 @@ def _settable(name: str) -> str:
     found = option_name(name)
     if found in _SETTABLE:
         return found
+    if found in FILE_NAMES:
+        flag = f"--{found.replace('_', '-')}"
+        raise UsageError(
+            f"{shown(name)} is chosen when the program starts",
+            f"swiftchat {flag} sets it once, swiftchat config edit for every later chat",
+        )
     aliases = [alias for parameter in PARAMETERS.values() for alias in parameter.aliases]
     near = difflib.get_close_matches(found, [*_SETTABLE, *aliases], n=1)
     hint = f"did you mean {near[0]}? " if near else ""

@@ -46,10 +46,16 @@ _BY_TERM = {
 }
 
 
+_TMUX = _Known(has_marks=False)  # before 3.4 marks are unknown to it
+
+
 def _known(env: Mapping[str, str]) -> _Known | None:
-    """Return what the terminal takes, None for an unknown one and for tmux and GNU screen."""
-    if env.get("TMUX") or env.get("STY"):
-        return None  # the variables are those of the terminal in which they were started
+    """Return what the terminal takes, None for an unknown one and for GNU screen."""
+    # The other variables are those of the terminal in which these two were started.
+    if env.get("TMUX"):
+        return _TMUX
+    if env.get("STY"):
+        return None
     found = _BY_PROGRAM.get(env.get("TERM_PROGRAM", "")) or _BY_TERM.get(env.get("TERM", ""))
     return found or next((known for name, known in _BY_VARIABLE.items() if env.get(name)), None)
 

@@ -95,3 +95,11 @@ def test_the_bar_says_that_the_model_could_not_be_loaded(
         assert "not loaded; the next message tries it again" in context_bar(chat)
     chat.send("two", "B")
     assert "ctx" in context_bar(chat)
+
+
+@pytest.mark.parametrize("name", ["theme", "editing-mode", "announce", "device"])
+def test_set_says_where_an_option_of_the_start_belongs(chat: Chat, name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        chat.send(f"/set {name} x")
+    assert "is chosen when the program starts" in str(caught.value)
+    assert f"swiftchat --{name} sets it once" in caught.value.hint

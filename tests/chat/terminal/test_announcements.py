@@ -40,6 +40,12 @@ def test_a_known_terminal_gets_all(env: dict[str, str], begin: str) -> None:
 
 
 def test_others_get_the_bell_or_nothing() -> None:
-    for env in ({}, {"TERM": "xterm-256color"}, {"TERM": "foot", "TMUX": "x"}):
+    for env in ({}, {"TERM": "xterm-256color"}, {"TERM": "foot", "STY": "x"}):
         assert written(env) == "\a"
     assert written({"TERM": "foot"}, is_on=False) == ""
+
+
+def test_tmux_gets_the_title_and_the_bell_whatever_terminal_it_runs_in() -> None:
+    text = written({"TERM": "foot", "TMUX": "x"})
+    assert text.startswith("\x1b[22;2t\x1b]2;swiftchat · ") and text.endswith("\a\x1b[23;2t")
+    assert "\x1b]133" not in text and "\x1b]777" not in text
