@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import only_path, split_words
 
@@ -30,12 +30,12 @@ def lora(state: ChatState, argument: str) -> None:
         case _:
             raise UsageError(f"/lora cannot {shown(argument)}", _USAGE)
     if not adapters.loaded:
-        print("no adapter is loaded")
+        print_line("no adapter is loaded")
     for name, adapter in adapters.loaded.items():
         scale = adapters.in_use.get(name)
         mark = " " if scale is None else "*"
         weight = "" if scale in (None, 1.0) else f", scale {scale:g}"
-        print(sanitize(f"{mark} {name}  {adapter.kind}, rank {adapter.max_rank}{weight}"))
+        print_line(f"{mark} {name}  {adapter.kind}, rank {adapter.max_rank}{weight}")
 
 
 def _complete(state: ChatState) -> Mapping[str, str]:

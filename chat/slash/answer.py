@@ -9,7 +9,7 @@ from swiftchat.chat.render.view import show
 from swiftchat.chat.slash.command import Command, always, count_of
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.clipboard import copy
-from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.output import print_line, write
 from swiftchat.errors import UsageError
 
 
@@ -28,7 +28,7 @@ def copy_answer(state: ChatState, argument: str) -> None:
             text, name = _code_block(answer, number)
         case _:
             raise UsageError(f"/copy cannot copy {shown(argument)}", "/copy [code [N]|all]")
-    print(f"{copy(text, os.environ, write)} {name}, {len(text)} characters")
+    print_line(f"{copy(text, os.environ, write)} {name}, {len(text)} characters")
 
 
 def _code_block(answer: Message, number: int | None) -> tuple[str, str]:
@@ -48,7 +48,7 @@ def _code_block(answer: Message, number: int | None) -> tuple[str, str]:
 def show_reasoning(state: ChatState, argument: str) -> None:
     reasoning = _last_answer(state).reasoning
     if reasoning is None:
-        print("the last answer has no reasoning")
+        print_line("the last answer has no reasoning")
     else:
         show(state.style, reasoning, state.chat_model.name)
 
@@ -61,7 +61,7 @@ def think(state: ChatState, argument: str) -> None:
     if argument in LEVELS and argument not in levels:
         raise unknown_level(argument, levels)
     chat_model.prompts.think = argument or chat_model.prompts.think
-    print(f"think = {chat_model.prompts.think}")
+    print_line(f"think = {chat_model.prompts.think}")
 
 
 def _last_answer(state: ChatState) -> Message:

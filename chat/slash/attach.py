@@ -7,10 +7,12 @@ from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.chat.terminal.shell import MAX_OUTPUT, run_shown
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import split_words
+
+_INDENT = len(f"{0:7} tokens  ")
 
 
 def read(state: ChatState, argument: str) -> None:
@@ -41,9 +43,9 @@ def _attach(state: ChatState, new: Sequence[Attachment]) -> None:
     state.attachments += new
     for one in new:
         for note in one.notes:
-            print(sanitize(note))
+            print_line(note)
         count = _num_tokens(state, one)
-        print(sanitize(f"{count:7} tokens  {one.name} is attached to the next message"))
+        print_line(f"{count:7} tokens  {one.name} is attached to the next message", _INDENT)
 
 
 def _num_tokens(state: ChatState, attachment: Attachment) -> int:
@@ -52,11 +54,11 @@ def _num_tokens(state: ChatState, attachment: Attachment) -> int:
 
 def _list(state: ChatState) -> None:
     if not state.attachments:
-        print("nothing is attached; /read FILE… attaches files, !CMD and /attach its output")
+        print_line("nothing is attached; /read FILE… attaches files, !CMD and /attach its output")
         return
     for one in state.attachments:
-        print(sanitize(f"{_num_tokens(state, one):7} tokens  {one.name}"))
-    print("/attach none drops them")
+        print_line(f"{_num_tokens(state, one):7} tokens  {one.name}", _INDENT)
+    print_line("/attach none drops them")
 
 
 def run_shell(state: ChatState, command: str) -> None:
@@ -65,10 +67,10 @@ def run_shell(state: ChatState, command: str) -> None:
         raise UsageError("! needs a command", "!ls")
     ended = run_shown(command, state.keyboard)
     if ended.size > MAX_OUTPUT:
-        print(f"only the first {MAX_OUTPUT} of {ended.size} characters are stored")
+        print_line(f"only the first {MAX_OUTPUT} of {ended.size} characters are stored")
     state.shell_output = _shell_output(command, ended.output) if ended.output else None
     if ended.output:
-        print("/attach sends this with the next message")
+        print_line("/attach sends this with the next message")
 
 
 def _shell_output(command: str, output: str) -> Attachment:
@@ -78,7 +80,7 @@ def _shell_output(command: str, output: str) -> Attachment:
 def attach(state: ChatState, argument: str) -> None:
     """Attach files, or new shell output; without any, list the attachments; `none` drops them."""
     if argument == "none":
-        print(f"dropped {_count(state)} of the next message")
+        print_line(f"dropped {_count(state)} of the next message")
         state.attachments = []
     elif argument:
         read(state, argument)

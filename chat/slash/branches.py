@@ -28,7 +28,7 @@ def undo(state: ChatState, argument: str) -> Next | None:
     num_undone = state.conversation.undo(num_turns)
     state.save()
     num_left = len([m for m in state.conversation.messages if m.role == "user"])
-    print(f"took back {num_undone} turn{'' if num_undone == 1 else 's'}; {num_left} left")
+    print_line(f"took back {num_undone} turn{'' if num_undone == 1 else 's'}; {num_left} left")
     return Next.HINT_UNDONE if num_undone else None
 
 
@@ -59,18 +59,18 @@ def edit(state: ChatState, argument: str) -> None:
         raise UsageError("the result of a tool cannot be edited", "edit your message, or an answer")
     if message.role == "user":
         state.edited, state.draft = message, message.content
-        print(_branch_notice(state.conversation, path[-1]))
+        print_line(_branch_notice(state.conversation, path[-1]))
         return
     with state.keyboard.lent():
         text = edit_text(message.content)
     if text is None or text.strip() == message.content.strip():
-        print("nothing is changed")
+        print_line("nothing is changed")
         return
     state.conversation.tip = message.parent
     state.conversation.add("assistant", text.rstrip("\n"), "edit")
     state.count_context()
     state.save()
-    print(_branch_notice(state.conversation, path[-1]))
+    print_line(_branch_notice(state.conversation, path[-1]))
 
 
 def _chosen_message(path: list[Message], argument: str) -> Message:
@@ -99,7 +99,7 @@ def list_branches(state: ChatState, argument: str) -> None:
     conversation = state.conversation
     children, leaves = conversation.children(), conversation.branches()
     if not leaves:
-        print("there are no messages yet")
+        print_line("there are no messages yet")
     path = set(conversation.messages)
     stack = _ways(children[None], 0)
     while stack:

@@ -8,6 +8,7 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.slash.command import count_of
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -43,7 +44,7 @@ def compact(state: ChatState, argument: str) -> None:
     state.count_context()
     state.save()
     branch = state.conversation.branches().index(path[-1]) + 1 if path else 0
-    print(f"summarized {first_kept} messages; /switch {branch} goes back to them")
+    print_line(f"summarized {first_kept} messages; /switch {branch} goes back to them")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from swiftchat.chat.history.listing import print_match
 from swiftchat.chat.history.search import excerpt_of, fold
 from swiftchat.chat.slash.command import Command, always
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.errors import UsageError
 
 
@@ -30,9 +31,9 @@ def find(state: ChatState, argument: str) -> None:
         match = excerpt_of(visible if is_visible else message.content, words)
         print_match(f"{numbers[message]:4} {message.role}", *match)
     if num_elsewhere:
-        print(f"messages of other branches that contain them: {num_elsewhere}; /branches")
+        print_line(f"messages of other branches that contain them: {num_elsewhere}; /branches")
     elif not num_found:
-        print("no message contains these words; /sessions WORDS searches all conversations")
+        print_line("no message contains these words; /sessions WORDS searches all conversations")
 
 
 FIND_COMMANDS = (

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.weights.files.paths import only_path
 
@@ -13,19 +14,19 @@ def choose_knowledge(state: ChatState, argument: str) -> None:
     if argument == "none":
         state.close_knowledge()
         state.chat_model.config = replace(state.chat_model.config, knowledge=None)
-        print("messages are sent without knowledge")
+        print_line("messages are sent without knowledge")
     elif argument:
         _use(state, only_path(argument, "/knowledge"))
     if state.knowledge is not None:
         index = state.knowledge.index
-        print(
+        print_line(
             sanitize(
                 f"knowledge of {state.knowledge.name}: {len(index)} pieces of "
                 f"{index.num_files()} files; /knowledge none ends that"
             )
         )
     elif not argument:
-        print("no folder is used as knowledge; /knowledge DIR uses one")
+        print_line("no folder is used as knowledge; /knowledge DIR uses one")
 
 
 def _use(state: ChatState, folder: str) -> None:
@@ -42,7 +43,7 @@ def _use(state: ChatState, folder: str) -> None:
         with state.keyboard.erasing(state.status.clear):
             update_index(found, state.status)
     except KeyboardInterrupt:
-        print("stopped; what is indexed stays, and the next message goes on")
+        print_line("stopped; what is indexed stays, and the next message goes on")
 
 
 KNOWLEDGE_COMMANDS = (

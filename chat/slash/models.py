@@ -9,6 +9,7 @@ from swiftchat.chat.slash.compact import compact
 from swiftchat.chat.slash.compare import compare, open_model
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.amounts import format_bytes
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.weights.files.paths import only_path
 
@@ -26,10 +27,10 @@ def change_model(state: ChatState, argument: str) -> None:
     state.conversation.last_turn = state.last_answer = None
     state.count_context()
     if adapters.in_use:
-        print("the adapters belong to the other model and are off")
+        print_line("the adapters belong to the other model and are off")
     if adapters.soft_prompt is not None:
-        print("the soft prompt belongs to the other model and is off")
-    print(sanitize(f"the conversation continues with {state.chat_model.name}"))
+        print_line("the soft prompt belongs to the other model and is off")
+    print_line(f"the conversation continues with {state.chat_model.name}")
 
 
 def _is_served(state: ChatState) -> bool:
@@ -64,7 +65,7 @@ def _of_server(state: ChatState, name: str) -> ChatModel:
 def _picked(state: ChatState) -> str | None:
     """Show the model, then let the user pick another in a terminal; None for none."""
     name, location = state.chat_model.settings["model"], str(state.chat_model.model.location)
-    print(sanitize(name if name == location else f"{name} ({location})"), flush=True)
+    print_line(name if name == location else f"{name} ({location})")
     if state.config.connect is not None or not state.keyboard.is_open:
         return None
     from swiftchat.chat.model.choice import pick_model
@@ -83,9 +84,9 @@ def list_models(state: ChatState, argument: str) -> None:
         print(sanitize(f"* {state.chat_model.name}"))  # a GGUF file or another directory
     for model in models:
         mark = "*" if model.path == current else " "
-        print(sanitize(f"{mark} {model.name}  {format_bytes(model.size_bytes)}"))
+        print_line(f"{mark} {model.name}  {format_bytes(model.size_bytes)}")
     if not models:
-        print("no models are installed; try: swiftchat download")
+        print_line("no models are installed; try: swiftchat download")
 
 
 def _complete_models(state: ChatState) -> dict[str, str]:
@@ -101,20 +102,20 @@ def show_tokens(state: ChatState, argument: str) -> None:
     conversation, chat_model = state.conversation, state.chat_model
     encode = chat_model.tokenizer.encode
     if conversation.system:
-        print(f"{len(encode(conversation.system)):7}  system")
+        print_line(f"{len(encode(conversation.system)):7}  system")
     for message in conversation.messages:
-        text = sanitize(" ".join(message.content.split()))
+        text = " ".join(message.content.split())
         preview = text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}…"
-        print(f"{len(encode(message.content)):7}  {message.role}: {preview}")
+        print_line(f"{len(encode(message.content)):7}  {message.role}: {preview}", 9)
     for attachment in state.attachments:
-        print(f"{len(encode(attachment.fenced)):7}  attached: {sanitize(attachment.name)}")
+        print_line(f"{len(encode(attachment.fenced)):7}  attached: {attachment.name}", 9)
     if conversation.messages:
         num_tokens = len(
             chat_model.prompts.encoder(conversation.last_turn)(conversation.template_messages())
         )
         info = chat_model.engine.info
         limit = f" of {info.ctx_size_tokens}" if info else ""
-        print(f"{num_tokens:7}  in total{limit}, with the chat template")
+        print_line(f"{num_tokens:7}  in total{limit}, with the chat template", 9)
 
 
 MODEL_COMMANDS = (

@@ -4,7 +4,7 @@ from swiftchat.chat.model.output_format import schema_format
 from swiftchat.chat.options.parameter import UNSET
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import only_path
 
@@ -23,7 +23,7 @@ def schema(state: ChatState, argument: str) -> None:
             has_instruction=not state.config.no_schema_prompt,
         )
     form = model.output_format
-    print("answers may be any text" if form is None else sanitize(f"answers match: {form.name}"))
+    print_line("answers may be any text" if form is None else f"answers match: {form.name}")
 
 
 OUTPUT_FORMAT_COMMANDS = (

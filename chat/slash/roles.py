@@ -12,7 +12,7 @@ from swiftchat.chat.options.roles import Role, load_role, parse_values
 from swiftchat.chat.options.user_files import role_file, role_names, roles_folder
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
-from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.files.paths import split_words
@@ -28,13 +28,13 @@ def role(state: ChatState, argument: str) -> None:
         case [name, *values]:
             found = load_role(name).filled(parse_values(values), usage="")
             _use(state, found)
-            print(sanitize(f"the conversation continues with the role {name}"))
+            print_line(f"the conversation continues with the role {name}")
 
 
 def _list_roles() -> None:
     names = role_names()
     if not names:
-        print(sanitize(f"no roles yet; write {roles_folder() / 'NAME.md'}"))
+        print_line(f"no roles yet; write {roles_folder() / 'NAME.md'}")
         return
     width = max(map(len, names))
     for name in names:
@@ -42,7 +42,7 @@ def _list_roles() -> None:
             about = _about(load_role(name))
         except SwiftchatError as error:
             about = f"cannot be used: {' '.join(error.message.split())}"
-        print(sanitize(f"{name:{width}}  {about}".rstrip()))
+        print_line(f"{name:{width}}  {about}".rstrip(), width + 2)
 
 
 def _about(role: Role) -> str:

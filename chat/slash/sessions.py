@@ -10,9 +10,8 @@ from swiftchat.chat.options.chat_options import sampling_changes, saved_settings
 from swiftchat.chat.render.export import FORMATS, format_of
 from swiftchat.chat.slash.command import Command, always
 from swiftchat.chat.slash.state import ChatState
-from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.chat.terminal.output import print_line, print_notice, write
 from swiftchat.chat.terminal.picker import Row, pick
-from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 from swiftchat.weights.files.paths import only_path, user_path
 
@@ -32,7 +31,7 @@ _OTHER_ROWS = 6  # greeting, title, input line and toolbar
 def clear(state: ChatState, argument: str) -> None:
     can_resume = state.conversation.tree and state.autosave.is_saving
     state.open(Conversation(state.conversation.system))
-    print("a new conversation" + ("; /resume goes back" if can_resume else ""))
+    print_line("a new conversation" + ("; /resume goes back" if can_resume else ""))
 
 
 def list_sessions(state: ChatState, argument: str) -> None:
@@ -42,7 +41,7 @@ def list_sessions(state: ChatState, argument: str) -> None:
         for found in matches:
             print_found(found)
         if not matches:
-            print("no conversation contains these words; /sessions lists all")
+            print_line("no conversation contains these words; /sessions lists all")
         return
     print_table(
         _COLUMNS,
@@ -74,7 +73,7 @@ def _pick(state: ChatState) -> str | None:
         raise UsageError("there is no other chat", "swiftchat sessions --all lists one-shots, too")
     if not state.may_redraw:
         list_sessions(state, "")
-        print("/resume ID opens one of them")
+        print_line("/resume ID opens one of them")
         return None
 
     def end_of(row: Row) -> str:
@@ -109,9 +108,9 @@ def resume(state: ChatState, argument: str) -> None:
         print_notice(f"warning: a setting of this conversation is left out: {problem}")
     model = settings.get("model")
     if model not in (None, state.chat_model.settings["model"]):
-        print(sanitize(f"this conversation used {model}; /model {model} switches to it"))
+        print_line(f"this conversation used {model}; /model {model} switches to it")
     if (folder := settings.get("knowledge")) != state.chat_model.settings.get("knowledge"):
-        print(sanitize(f"this conversation used /knowledge {shlex.quote(folder or 'none')}"))
+        print_line(f"this conversation used /knowledge {shlex.quote(folder or 'none')}")
     show_end(state)
 
 
@@ -127,7 +126,7 @@ def save(state: ChatState, argument: str) -> None:
         conversation.name, conversation.is_one_shot = before
         raise
     name = conversation.name or conversation.id[:SHORT_ID]
-    print(sanitize(f"saved; swiftchat --session {shlex.quote(name)} continues it"))
+    print_line(f"saved; swiftchat --session {shlex.quote(name)} continues it")
 
 
 def export(state: ChatState, argument: str) -> None:
@@ -138,7 +137,7 @@ def export(state: ChatState, argument: str) -> None:
     if file_format is None:
         raise UsageError("/export needs a file that ends in .md, .html or .json", "/export talk.md")
     write_file(file, FORMATS[file_format](state.conversation), force=is_forced)
-    print(sanitize(f"written to {user_path(file)}"))
+    print_line(f"written to {user_path(file)}")
 
 
 def fork(state: ChatState, argument: str) -> None:
@@ -148,7 +147,7 @@ def fork(state: ChatState, argument: str) -> None:
     copy = old.copy()
     state.open(copy)
     state.save()
-    print(f"this is a copy, {copy.id[:SHORT_ID]}; /resume {old.id[:SHORT_ID]} goes back")
+    print_line(f"this is a copy, {copy.id[:SHORT_ID]}; /resume {old.id[:SHORT_ID]} goes back")
 
 
 def show_end(state: ChatState) -> None:
@@ -168,12 +167,12 @@ def show_end(state: ChatState) -> None:
     columns, lines = terminal_size()
     rows, is_cut = end_rows(state.style, path, columns, max(_MIN_END_ROWS, lines - _OTHER_ROWS))
     about = f"{len(path)} messages" + ("; /show all shows them" if is_cut else "")
-    print(sanitize(f"continuing: {conversation.name or conversation.title} ({about})"))
+    print_line(f"continuing: {conversation.name or conversation.title} ({about})")
     write("".join(f"{row}\n" for row in rows))
     if conversation.is_taken_back:
-        print("all turns were taken back; /branches shows them, /switch N returns to one")
+        print_line("all turns were taken back; /branches shows them, /switch N returns to one")
     if path and path[-1].interrupted:
-        print("this answer was cut off; /continue extends it")
+        print_line("this answer was cut off; /continue extends it")
 
 
 SESSION_COMMANDS = (

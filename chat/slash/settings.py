@@ -21,7 +21,7 @@ from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import answer_rows, block_row, memory_line
 from swiftchat.chat.slash.command import Command, always, count_of
 from swiftchat.chat.slash.state import ChatState
-from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.chat.terminal.output import print_line, print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -33,7 +33,7 @@ def system(state: ChatState, argument: str) -> None:
     if argument:
         is_removed = argument == '""'
         state.conversation.system = "" if is_removed else argument
-        print(f"the system prompt is {'removed' if is_removed else 'changed'}")
+        print_line(f"the system prompt is {'removed' if is_removed else 'changed'}")
     else:
         print(sanitize(state.conversation.system or "no system prompt is set"))
 
@@ -55,7 +55,7 @@ def set_parameter(state: ChatState, argument: str) -> None:
     restarts = name in PARAMETERS and not PARAMETERS[name].is_sampled
     note = "; the engine starts again" if restarts else ""
     is_set = f"{name} = {_value_text(value)}" if value is not None else f"{name} is not set"
-    print(sanitize(f"{is_set}{note}"))
+    print_line(f"{is_set}{note}")
 
 
 def _is_for_the_next_answer(argument: str) -> bool:
@@ -115,7 +115,7 @@ def _show_values(state: ChatState, names: Iterable[str]) -> None:
     values = _values(state)
     for name in names:
         rule = f"  {PARAMETERS[name].rule}" if name in PARAMETERS else ""
-        print(sanitize(f"{name:18} {_value_text(values[name]):10}{rule}".rstrip()))
+        print_line(f"{name:18} {_value_text(values[name]):10}{rule}".rstrip(), 31)
 
 
 def _value_text(value: object) -> str:
@@ -138,7 +138,7 @@ def _values(state: ChatState) -> dict[str, object]:
 def _show_info(state: ChatState) -> None:
     model, tokenizer = state.chat_model.model, state.chat_model.tokenizer
     for key, value in describe(model, tokenizer, state.config.kv_dtype).items():
-        print(f"{property_label(key):22}  {property_text(key, value)}")
+        print_line(f"{property_label(key):22}  {property_text(key, value)}", 24)
 
 
 def _show_system(state: ChatState) -> None:
