@@ -46,7 +46,7 @@ class Fit:
         where = f", --tp {self.num_devices}" if self.num_devices > 1 else ""
         if self.tokens_per_s is None:
             return f"fits{where}"
-        return f"about {self.tokens_per_s:.{int(self.tokens_per_s < 10)}f} tokens/s{where}"
+        return f"~{self.tokens_per_s:.{int(self.tokens_per_s < 10)}f} tokens/s{where}"
 
     @property
     def is_quick(self) -> bool:

@@ -84,6 +84,16 @@ def test_the_model_gives_the_recorded_answer(smollm2: Path, tmp_path: Path) -> N
     )
 
 
+def test_the_first_commands_of_a_newcomer_work(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """In a shell with an empty home: choose a model, ask, ask the engine that stayed, stop it."""
+    commands = [line.replace(" -p ", " -n 30 -p ") for line in record_session.FIRST_COMMANDS]
+    screen = record_session.record_first_minutes(smollm2_gguf, tmp_path, tuple(commands))
+    shown = record_session.text_of(screen, "$")
+    assert "HERE" in shown and "error:" not in shown and "hint:" not in shown
+    assert "is the default model now" in shown and "\nstopped Qwen2.5-Coder" in shown
+    assert len(re.findall(r"\w.*\n\([\d.]+ s\)\n", shown)) == 2
+
+
 def test_the_picture_shows_the_recorded_session() -> None:
     picture = (ROOT / "docs" / "session.svg").read_text("utf-8").replace("&#160;", " ")
     for typed in record_session.INPUTS:

@@ -45,8 +45,7 @@ class KnownModel:
     """A row of the table.
 
     `forms` begin with the one that `name` means: the 4-bit files where they are published.
-    `kv_bytes_per_token` are 16-bit keys and values; `date` is the month of the publication. Images
-    are an ability of the model that does not run here.
+    `kv_bytes_per_token` are 16-bit keys and values; `date` is the month of the publication.
     """
 
     name: str
@@ -58,16 +57,14 @@ class KnownModel:
     context_tokens: int
     has_tools: bool
     has_thinking: bool
-    has_images: bool
     license: str
     date: str
 
     @property
     def abilities(self) -> str:
-        """Tools and thinking, and a note on images."""
+        """What a chat can use of the model: tools and thinking."""
         found = [("tools", self.has_tools), ("thinking", self.has_thinking)]
-        shown = ", ".join(name for name, has in found if has)
-        return "; ".join(filter(None, (shown, "text only" if self.has_images else "")))
+        return ", ".join(name for name, has in found if has)
 
 
 @cache
@@ -129,7 +126,6 @@ def _model(row: Mapping[str, str]) -> KnownModel:
         int(row["context"]),
         row["tools"] == "yes",
         row["thinking"] == "yes",
-        row["images"] == "yes",
         row["license"],
         row["date"],
     )
