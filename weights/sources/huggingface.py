@@ -1,6 +1,7 @@
 """Hugging Face directories, quantized or not, as sources of a conversion."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,15 @@ _COPIED = (
 _TEMPLATES = "additional_chat_templates"
 
 
-def plan(source: Path, dtype: str | None) -> Plan:
-    """Plan the conversion of the directory `source`; a quantized model is dequantized."""
+Arrival = Callable[[Path], AbstractContextManager[None]]
+"""Brings the content of a weight file, whose ends are there already, for as long as it is read."""
+
+
+def plan(source: Path, dtype: str | None, arrival: Arrival | None = None) -> Plan:
+    """Plan the conversion of the directory `source`; a quantized model is dequantized.
+
+    The tensors are read weight file by weight file, each within its `arrival`.
+    """
     model = Model.open(source)
     checkpoint = model.checkpoint()
     if dtype is None and model.quantization_config is not None:
@@ -54,8 +62,18 @@ def plan(source: Path, dtype: str | None) -> Plan:
         quantized = checkpoint.quantized.get(name)
         return chunks_of_rows([checkpoint.read(name)]) if quantized is None else quantized.chunks()
 
+    def groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+        by_file: dict[Path | None, list[str]] = {}
+        for name in names:
+            by_file.setdefault(checkpoint.file_of(name), []).append(name)
+        for file, members in by_file.items():
+            with nullcontext() if file is None or arrival is None else arrival(file):
+                yield members
+                if file is not None:
+                    checkpoint.unmap(file)
+
     shapes = expected_tensors(model.config)
-    return Plan(files, shapes, dtype, chunks, sources, checkpoint.release_pages)
+    return Plan(files, shapes, dtype, chunks, sources, checkpoint.release_pages, groups=groups)
 
 
 def _small_files(

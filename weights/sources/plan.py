@@ -33,6 +33,8 @@ class Plan:
     `source_files` are all files of the source; `release_pages` frees the memory of their pages
     read so far. The tensors in `quantized` are written with `quantization`, all others are
     converted to `dtype`. `fingerprint` tells apart plans that differ in nothing else.
+    `groups(names)` divides names into those to read one after the other: the elements of a group
+    can be read until the next one is asked for.
     """
 
     files: Mapping[str, bytes]
@@ -44,6 +46,7 @@ class Plan:
     quantization: QuantizationSpec | None = None
     quantized: frozenset[str] = frozenset()
     fingerprint: str = ""
+    groups: Callable[[Sequence[str]], Iterator[Sequence[str]]] = lambda names: iter([names])
 
     def specs(self, name: str) -> list[TensorSpec]:
         """Return the tensors of the weight files that store the model's tensor `name`."""
