@@ -178,7 +178,7 @@ def _hub_plan(
 
     size_bytes = sum(file.size_bytes for file in files)
     name = f"{listing.repo}:{kind}" if kind else listing.repo
-    return DownloadPlan(name, size_bytes, cache.missing_bytes(files), listing.license, run)
+    return DownloadPlan(name, size_bytes, cache.blobs.missing_bytes(files), listing.license, run)
 
 
 def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Sequence[str]]:

@@ -350,7 +350,7 @@ MUTANTS = (
     ),
     Mutant(
         "an interrupted download begins anew",
-        "weights/hub/cache.py",
+        "weights/hub/blobs.py",
         "            offset = out.seek(0, os.SEEK_END)\n",
         "            offset = 0\n",
         (f"{_DOWNLOAD}::test_an_interrupted_download_is_resumed",),
@@ -359,7 +359,7 @@ MUTANTS = (
         "a conversion takes no lock",
         "weights/convert/convert.py",
         "        with exclusive_lock(destination, report_waiting):\n",
-        "        with contextlib.nullcontext():\n",
+        "        if True:\n",
         (
             "tests/weights/convert/test_atomic_convert.py"
             "::test_of_two_processes_one_converts_and_one_waits",

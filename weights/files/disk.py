@@ -11,6 +11,8 @@ from pathlib import Path
 
 from swiftchat.errors import FileSystemError
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 Progress = Callable[[str, int, int], None]
 """Called with a label, the bytes done and the total bytes."""
 
@@ -34,6 +36,11 @@ def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSyst
         "free some space (swiftchat list shows what models take), or choose another destination: "
         "HF_HOME for downloads",
     )
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether a disk, a quota or a limit of the size of files is exhausted."""
+    return error.errno in _DISK_FULL
 
 
 @contextmanager
@@ -75,7 +82,7 @@ def as_file_system_error(destination: Path, needed_bytes: int) -> Iterator[None]
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             free_bytes = shutil.disk_usage(destination.parent).free
             raise disk_full(destination, needed_bytes, free_bytes) from error
         raise FileSystemError(f"cannot write {destination}: {error}") from error
