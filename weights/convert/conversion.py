@@ -163,17 +163,23 @@ class Conversion:
         missing = self.missing({file: writer.checksums for file, writer in writers.items()})
         total_bytes = plan.tensors_bytes
         done_bytes = total_bytes - sum(map(plan.tensor_bytes, missing))
-        for names in plan.groups(missing):
-            for name in names:
-                for stored, array in plan.read(name):
-                    for file, part in self.layout.split(stored, array):
-                        writers[file].write(stored, part)
-                        if journal:
-                            journal.append(file, stored, writers[file].checksums[stored])
-                plan.release_pages()
-                done_bytes += plan.tensor_bytes(name)
-                if progress:
-                    progress("converting", done_bytes, total_bytes)
+        for source, names in plan.by_file(missing).items():
+            with plan.arrival(source):
+                for name in names:
+                    self._write_tensor(name, writers, journal)
+                    plan.release_pages()
+                    done_bytes += plan.tensor_bytes(name)
+                    if progress:
+                        progress("converting", done_bytes, total_bytes)
+
+    def _write_tensor(
+        self, name: str, writers: Mapping[str, SafetensorsWriter], journal: Journal | None
+    ) -> None:
+        for stored, array in self.plan.read(name):
+            for file, part in self.layout.split(stored, array):
+                writers[file].write(stored, part)
+                if journal:
+                    journal.append(file, stored, writers[file].checksums[stored])
 
     def _metadata(self, file: str) -> dict[str, str]:
         return {

@@ -1,7 +1,7 @@
 """Hugging Face directories, quantized or not, as sources of a conversion."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
 from swiftchat.weights.quantization.settings_files import split_settings
-from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan
+from swiftchat.weights.sources.plan import GENERATION_CONFIG, Arrival, Plan
 from swiftchat.weights.sources.sharded import chunks_of_rows
 
 _COPIED = (
@@ -38,14 +38,10 @@ _COPIED = (
 _TEMPLATES = "additional_chat_templates"
 
 
-Arrival = Callable[[Path], AbstractContextManager[None]]
-"""Brings the content of a weight file, whose ends are there already, for as long as it is read."""
-
-
-def plan(source: Path, dtype: str | None, arrival: Arrival | None = None) -> Plan:
+def plan(source: Path, dtype: str | None, arrival: Arrival = nullcontext) -> Plan:
     """Plan the conversion of the directory `source`; a quantized model is dequantized.
 
-    The tensors are read weight file by weight file, each within its `arrival`.
+    Of the weight files both ends must be there; `arrival` brings the rest of one.
     """
     model = Model.open(source)
     checkpoint = model.checkpoint()
@@ -62,18 +58,24 @@ def plan(source: Path, dtype: str | None, arrival: Arrival | None = None) -> Pla
         quantized = checkpoint.quantized.get(name)
         return chunks_of_rows([checkpoint.read(name)]) if quantized is None else quantized.chunks()
 
-    def groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-        by_file: dict[Path | None, list[str]] = {}
-        for name in names:
-            by_file.setdefault(checkpoint.file_of(name), []).append(name)
-        for file, members in by_file.items():
-            with nullcontext() if file is None or arrival is None else arrival(file):
-                yield members
-                if file is not None:
-                    checkpoint.unmap(file)
+    @contextmanager
+    def mapped(file: Path | None) -> Iterator[None]:
+        with arrival(file):
+            yield
+            if file is not None:
+                checkpoint.unmap(file)
 
     shapes = expected_tensors(model.config)
-    return Plan(files, shapes, dtype, chunks, sources, checkpoint.release_pages, groups=groups)
+    return Plan(
+        files,
+        shapes,
+        dtype,
+        chunks,
+        sources,
+        checkpoint.release_pages,
+        file_of=checkpoint.file_of,
+        arrival=mapped,
+    )
 
 
 def _small_files(
