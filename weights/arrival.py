@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ from swiftchat.weights.sources.plan import Arrival
 
 _SCHEMES: Mapping[str, str] = MappingProxyType({"4bit": "int4", "8bit": "int8"})
 _SETTINGS = ("config.json", SAFETENSORS_INDEX, *SETTINGS_FILES)
+_NUM_CONNECTIONS = 8
 _VERSION = 1  # raised when the same weights are written differently
 
 
@@ -92,17 +94,18 @@ class ArrivingModel:
             return ArrivalSizes(sum(file.stat().st_size for file in files), 0, 0, 0, False)
         if not self._weight_files:
             raise self._refused("its weights are pickled files (.bin)")
-        with tempfile.TemporaryDirectory(prefix="swiftchat-") as folder:
+        with (
+            as_file_system_error(Path(tempfile.gettempdir(), "swiftchat"), 0),
+            tempfile.TemporaryDirectory(prefix="swiftchat-") as folder,
+        ):
             source = Path(folder)
             for file in self._small_files:
                 if file.name in _SETTINGS:
                     content = self.hub.content(self.listing, file, file.size_bytes)
                     (source / file.name).write_bytes(content)
             self._require_plain(source)
-            for file in self._weight_files:
-                write_skeleton(self.hub, self.listing, file, source / file.name, 0)
-            conversion = self._conversion(source)
-            return self._sizes(conversion)
+            self._write_skeletons(source, 0)
+            return self._sizes(self._conversion(source))
 
     def run(self, progress: Progress | None) -> Path:
         """Make the model directory and return it; goes on where an interrupted run has stopped.
@@ -168,14 +171,13 @@ class ArrivingModel:
         self._blobs.remove_stale_parts(self.files)
 
     def _make(self, bar: "_Bar") -> None:
+        bar.start(sum(file.size_bytes for file in self._weight_files), 0)
         for file in self._small_files:
             _link(self.work / "source" / file.name, self._fetched(file, lambda *_: None))
         self._require_plain(self.work / "source")
+        self._write_skeletons(self.work / "skeletons", SAMPLE_BYTES)
         for file in self._weight_files:
-            skeleton = self._skeleton(file)
-            if not skeleton.exists():
-                write_skeleton(self.hub, self.listing, file, skeleton, SAMPLE_BYTES)
-            _link(self.work / "source" / file.name, skeleton)
+            _link(self.work / "source" / file.name, self._skeleton(file))
         self._fill_output_matrices()
         conversion = self._conversion(self.work / "source", self._arrival(bar))
         sizes = self._sizes(conversion)
@@ -185,6 +187,16 @@ class ArrivingModel:
         conversion.write(result, bar.report_conversion, self._journal)
         flush_files(result)
         result.rename(self.destination)
+
+    def _write_skeletons(self, folder: Path, end_bytes: int) -> None:
+        """Write those skeletons that are not in `folder` yet, several at a time."""
+
+        def write(file: HubFile) -> None:
+            if not (folder / file.name).exists():
+                write_skeleton(self.hub, self.listing, file, folder / file.name, end_bytes)
+
+        with ThreadPoolExecutor(_NUM_CONNECTIONS) as pool:
+            list(pool.map(write, self._weight_files))
 
     def _arrival(self, bar: "_Bar") -> Arrival:
         files = {file.name: file for file in self._weight_files}
@@ -308,8 +320,9 @@ class _Bar:
             self._progress("waiting for another process", 0, 0)
 
     def start(self, total_bytes: int, arrived_bytes: int) -> None:
-        """Begin with the bytes of the weight files, in all and those that were quantized."""
+        """Begin with the bytes of the weight files, in all and those that have arrived."""
         self._total_bytes, self._arrived_bytes = total_bytes, arrived_bytes
+        self._show()
 
     def report_file(self, label: str, file_bytes: int) -> None:
         """Show the bytes of the file that arrives; verifying it takes nothing back."""

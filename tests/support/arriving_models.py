@@ -1,21 +1,22 @@
 """Models in several weight files for a fake hub, and what they are when they are quantized."""
 
 from pathlib import Path
-
-import torch
-import transformers
+from typing import TYPE_CHECKING
 
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
+
+if TYPE_CHECKING:
+    import transformers
 
 SCHEMES = {"4bit": "int4", "8bit": "int8"}
 
 
 def repository_files(
-    folder: Path, model: transformers.LlamaForCausalLM, shard_size: str = "60KB"
+    folder: Path, model: "transformers.LlamaForCausalLM", shard_size: str = "60KB"
 ) -> dict[str, bytes]:
-    """Return the files of a model in bfloat16 by name, with a tokenizer; `folder` must be new."""
-    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=shard_size)
+    """Return the files of a model in bfloat16 by name; `folder` must be new."""
+    model.bfloat16().save_pretrained(folder, max_shard_size=shard_size)
     found = {file.name: file.read_bytes() for file in folder.iterdir()}
     return {**found, "README.md": b"# Model"}
 
