@@ -42,6 +42,7 @@ from swiftchat.weights.sources.plan import Arrival
 
 _SCHEMES: Mapping[str, str] = MappingProxyType({"4bit": "int4", "8bit": "int8"})
 _SETTINGS = ("config.json", SAFETENSORS_INDEX, *SETTINGS_FILES)
+_MAX_SETTINGS_BYTES = 16 * 1024 * 1024  # as of an index in a download
 _NUM_CONNECTIONS = 8
 _VERSION = 1  # raised when the same weights are written differently
 
@@ -101,7 +102,7 @@ class ArrivingModel:
             source = Path(folder)
             for file in self._small_files:
                 if file.name in _SETTINGS:
-                    content = self.hub.content(self.listing, file, file.size_bytes)
+                    content = self.hub.content(self.listing, file, _MAX_SETTINGS_BYTES)
                     (source / file.name).write_bytes(content)
             self._require_plain(source)
             self._write_skeletons(source, 0)
@@ -184,9 +185,10 @@ class ArrivingModel:
         require_space(self.work, sizes.needed_bytes)
         bar.start(sizes.source_bytes, sizes.source_bytes - self._bytes_to_read(conversion))
         result = self.work / "result"
-        conversion.write(result, bar.report_conversion, self._journal)
-        flush_files(result)
-        result.rename(self.destination)
+        with as_file_system_error(self.work, sizes.needed_bytes):
+            conversion.write(result, bar.report_conversion, self._journal)
+            flush_files(result)
+            result.rename(self.destination)
 
     def _write_skeletons(self, folder: Path, end_bytes: int) -> None:
         """Write those skeletons that are not in `folder` yet, several at a time."""

@@ -4,7 +4,9 @@ import json
 import resource
 import shutil
 import struct
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from swiftchat.errors import (
 from swiftchat.weights import arrival
 from swiftchat.weights.convert import conversion
 from swiftchat.weights.download import download, plan_download
+from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.store import Store
 from tests.support.arriving_models import content_of, converted, repository_files
 from tests.support.fake_hub import FakeHub, Fault, in_use
@@ -215,7 +218,8 @@ def test_an_interrupted_run_goes_on(hub: FakeHub, store: Store, tmp_path: Path) 
         before = len(hub.log)
         assert content_of(download(f"{REPO}:4bit", store)) == expected
         requests = [entry for entry in hub.log[before:] if entry.server == "storage"]
-        assert len(requests) <= 3 * 3 and (call == 0 or arrived)
+        # Three headers for the plan, then at most the files that have not arrived.
+        assert len(requests) <= (12 if call == 0 else 6) and (call == 0 or arrived)
         assert entry_names(store.root / "owner") == ["model:4bit"]
 
 
@@ -339,6 +343,26 @@ def test_a_disk_that_fills_up(hub: FakeHub, store: Store, tmp_path: Path) -> Non
     assert store.list() == []
     path = download(f"{REPO}:8bit", store)
     assert content_of(path) == converted(hub.files, tmp_path / "expected", "8bit")
+
+
+@pytest.mark.fault(25)
+def test_a_second_process_waits(hub: FakeHub, store: Store) -> None:
+    """Threads stand for processes: the lock is one of files."""
+    plan, waits = plan_download(f"{REPO}:4bit", store), threading.Event()
+
+    def progress(label: str, done: int, total: int) -> None:
+        if label == "waiting for another process":
+            waits.set()
+
+    place = store.place(f"{REPO}:4bit")
+    place.parent.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive_lock(place):
+            waiting = pool.submit(plan.run, progress)
+            assert waits.wait(60) and not store.unfinished(f"{REPO}:4bit").exists()
+        assert waiting.result(60) == place
+    before = len(hub.log)
+    assert plan.run(None) == place and len(hub.log) == before
 
 
 # What is refused

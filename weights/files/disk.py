@@ -37,7 +37,7 @@ def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSyst
         f"not enough disk space for {destination}: {needed_bytes / unit_bytes:.2f} {unit} needed, "
         f"{free_bytes / unit_bytes:.2f} {unit} free",
         "free some space (swiftchat list shows what models take), or choose another destination: "
-        "HF_HOME for downloads",
+        "HF_HOME for downloads, XDG_DATA_HOME for models that are quantized as they arrive",
     )
 
 

@@ -234,10 +234,10 @@ def create_safetensors(
     `earlier` are the checksums of an interrupted writer, whose file is continued if there is one.
     Raises `FileSystemError` if the safetensors library then finds another content.
     """
-    mode = "xb" if earlier is None or not path.exists() else "r+b"
-    with path.open(mode) as file:
+    is_continued = earlier is not None and path.exists()
+    with path.open("r+b") if is_continued else path.open("xb") as file:
         writer = SafetensorsWriter(file, tensors, header_bytes(tensors, metadata))
-        if mode == "r+b":
+        if is_continued:
             writer.restore(earlier or {})
         yield writer
         writer.finish()
