@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from swiftchat.errors import (
@@ -23,6 +24,7 @@ from swiftchat.weights import arrival
 from swiftchat.weights.convert import conversion
 from swiftchat.weights.download import download, plan_download
 from swiftchat.weights.files.lock import exclusive_lock
+from swiftchat.weights.formats.safetensors import create_safetensors
 from swiftchat.weights.store import Store
 from tests.support.arriving_models import content_of, converted, repository_files
 from tests.support.fake_hub import FakeHub, Fault, in_use
@@ -99,6 +101,26 @@ def test_one_file_and_tied_embeddings(
     hub.files = repository_files(tmp_path / "model", tiny_llama(**changes), shard_size)
     path = download(f"{REPO}:4bit", store)
     assert content_of(path) == converted(hub.files, tmp_path / "expected", "4bit")
+
+
+def test_a_weight_file_that_the_model_does_not_use_stays_on_the_hub(
+    hub: FakeHub, store: Store, tmp_path: Path
+) -> None:
+    """As those of a vision tower."""
+    extra = "model-extra.safetensors"
+    specs = [("vision.weight", "F32", (100, 100))]
+    with create_safetensors(tmp_path / extra, specs, {"format": "pt"}) as writer:
+        writer.write("vision.weight", np.ones((100, 100), np.float32))
+    index = json.loads(hub.files["model.safetensors.index.json"])
+    index["weight_map"]["vision.weight"] = extra
+    hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
+    hub.files[extra] = (tmp_path / extra).read_bytes()
+    plan = plan_download(f"{REPO}:4bit", store)
+    weights = [len(hub.files[name]) for name in hub.files if name.endswith(".safetensors")]
+    assert plan.source_bytes == sum(weights) - len(hub.files[extra])
+    path = plan.run(None)
+    assert content_of(path) == converted(hub.files, tmp_path / "expected", "4bit")
+    assert len(hub.ranges(extra)) == 3  # the header, and both ends
 
 
 @pytest.mark.parametrize("is_copy", [True, False])
