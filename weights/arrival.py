@@ -179,11 +179,13 @@ class ArrivingModel:
         self._write_skeletons(self.work / "skeletons", SAMPLE_BYTES)
         for file in self._weight_files:
             _link(self.work / "source" / file.name, self._skeleton(file))
-        self._fill_output_matrices()
+        if not self._journal.path.exists():
+            self._fill_output_matrices()
         conversion = self._conversion(self.work / "source", self._arrival(bar))
         sizes = self._sizes(conversion)
         require_space(self.work, sizes.needed_bytes)
-        bar.start(sizes.source_bytes, sizes.source_bytes - self._bytes_to_read(conversion))
+        unread_bytes = sum(file.size_bytes for file in self._unread_files(conversion))
+        bar.start(sizes.source_bytes, sizes.source_bytes - unread_bytes)
         result = self.work / "result"
         with as_file_system_error(self.work, sizes.needed_bytes):
             conversion.write(result, bar.report_conversion, self._journal)
@@ -277,9 +279,6 @@ class ArrivingModel:
         by_file = conversion.plan.by_file(conversion.missing(written))
         names = {path.name for path in by_file if path is not None}
         return [file for file in self._weight_files if file.name in names]
-
-    def _bytes_to_read(self, conversion: Conversion) -> int:
-        return sum(file.size_bytes for file in self._unread_files(conversion))
 
     def _sizes(self, conversion: Conversion) -> ArrivalSizes:
         plan = conversion.plan
