@@ -95,18 +95,18 @@ class ArrivingModel:
             return ArrivalSizes(sum(file.stat().st_size for file in files), 0, 0, 0, False)
         if not self._weight_files:
             raise self._refused("its weights are pickled files (.bin)")
+        if "config.json" not in self.listing.files:
+            raise BadModelFile(f"{self.listing.repo} has no config.json", "use another model")
         with (
-            as_file_system_error(Path(tempfile.gettempdir(), "swiftchat"), 0),
+            as_file_system_error(Path(tempfile.gettempdir(), "swiftchat"), self._largest_bytes),
             tempfile.TemporaryDirectory(prefix="swiftchat-") as folder,
         ):
-            source = Path(folder)
-            for file in self._small_files:
-                if file.name in _SETTINGS:
-                    content = self.hub.content(self.listing, file, _MAX_SETTINGS_BYTES)
-                    (source / file.name).write_bytes(content)
-            self._require_plain(source)
-            self._write_skeletons(source, 0)
-            return self._sizes(self._conversion(source))
+            source = Path(folder).resolve()
+            try:
+                return self._sizes(self._outline(source))
+            except BadModelFile as error:  # what it says is of the files on the hub
+                message = error.message.replace(str(source), self.listing.repo)
+                raise type(error)(message, error.hint) from error
 
     def run(self, progress: Progress | None) -> Path:
         """Make the model directory and return it; goes on where an interrupted run has stopped.
@@ -123,6 +123,16 @@ class ArrivingModel:
                     self._make(bar)
                 shutil.rmtree(self.work, ignore_errors=True)
         return self.destination
+
+    def _outline(self, source: Path) -> Conversion:
+        """Return the conversion, from settings and headers, which are written to a new folder."""
+        for file in self._small_files:
+            if file.name in _SETTINGS:
+                content = self.hub.content(self.listing, file, _MAX_SETTINGS_BYTES)
+                (source / file.name).write_bytes(content)
+        self._require_plain(source)
+        self._write_skeletons(source, 0)
+        return self._conversion(source)
 
     @property
     def _weight_files(self) -> list[HubFile]:

@@ -270,6 +270,8 @@ def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Seque
         hint = _types_hint(listing, models)
     elif has_default_weights(listing, _shards(hub, listing)):
         hint = f"its other files run: swiftchat download {shlex.quote(listing.repo)}"
+        if any(name.endswith(".safetensors") for name in listing.files):
+            hint += f", or quantized: swiftchat download {shlex.quote(f'{listing.repo}:4bit')}"
     else:
         hint = "look for a version of the model with safetensors or GGUF files"
     what = wanted.file or f"of type {wanted.quantization}"

@@ -402,6 +402,11 @@ def test_what_cannot_be_quantized(hub: FakeHub, store: Store) -> None:
     hub.files["config.json"] = json.dumps(config).encode()
     hint = refused(BadModelFile, r"it is quantized already \(gptq\)")
     assert hint == f"it runs as it is: swiftchat download {REPO}"
+    config = {**json.loads(whole["config.json"]), "vocab_size": 9}
+    hub.files["config.json"] = json.dumps(config).encode()
+    refused(BadModelFile, rf"^{REPO}/{_SHARDS[0]}: tensor model.embed_tokens.weight: expected")
+    hub.files = {name: content for name, content in whole.items() if name != "config.json"}
+    refused(BadModelFile, "has no config.json")
     hub.files = {name: content for name, content in whole.items() if "safetensors" not in name}
     hub.files["pytorch_model.bin"] = b"pickle"
     hint = refused(BadModelFile, r"its weights are pickled files \(.bin\)")
