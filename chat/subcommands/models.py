@@ -66,11 +66,12 @@ def download(
     Of a repository of GGUF files, OWNER/NAME:TYPE brings those of one type, such as Q4_K_M, and is
     the name of the installed model. Without TYPE you are asked on a terminal; elsewhere it is
     Q4_K_M, or a type near it. OWNER/NAME:4bit and :8bit quantize the weights while they are
-    downloaded, unless the repository has GGUF files of that size. Addresses of the hub and of a file there work too. Images do not run
-    here yet: the vision part of GGUF files is left out, except --with-images, for other programs.
-    NAME defaults to SmolLM2-135M-Instruct. Size and license are printed first; on a terminal you
-    are asked to confirm. Run the command again to resume an interrupted download. Every file is
-    verified. Gated models need the environment variable HF_TOKEN.
+    downloaded, unless the repository has GGUF files of that size. Addresses of the hub and of a
+    file there work too. Images do not run here yet: the vision part of GGUF files is left out,
+    except --with-images, for other programs. NAME defaults to SmolLM2-135M-Instruct. Size and
+    license are printed first; on a terminal you are asked to confirm. Run the command again to
+    resume an interrupted download. Every file is verified. Gated models need the environment
+    variable HF_TOKEN.
     """
     plan = _agreed_plan(
         name or DEFAULT_MODEL,
