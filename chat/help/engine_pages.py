@@ -11,6 +11,7 @@ _MODELS = """\
   swiftchat download qwen3:8b         download only; also: pull
   swiftchat download OWNER/NAME       another model of huggingface.co
   swiftchat download OWNER/NAME:Q4_K_M    one type of a repository of GGUF files
+  swiftchat download OWNER/NAME:4bit  quantize it while it is downloaded; also :8bit
   swiftchat -m qwen3:8b               chat with it; also: swiftchat run qwen3:8b
   swiftchat list                      list the models on this machine; also: ls
   swiftchat show qwen3:8b             its memory needs, and what fits here
@@ -29,7 +30,12 @@ offers others only, look for a GGUF file of the same model.
 A short name is FAMILY:SIZE, where the size counts the parameters. It means the
 published files of 4 bits for each weight, or the original where there are none;
 qwen3:8b-8bit and qwen3:8b-16bit mean the others. An installed form also answers
-to the name without -8bit or -16bit.
+to the name without -8bit or -16bit. qwen3:8b:8bit is the same as qwen3:8b-8bit.
+
+OWNER/NAME:4bit and OWNER/NAME:8bit mean the GGUF files of that size, if the
+repository has some. Otherwise its safetensors are quantized while they are
+downloaded, one weight file at a time: the disk needs room for the result and
+the largest of these files. It is the result of convert --quantize int4 or int8.
 
 A name without :TYPE, of a repository that has GGUF files only, means Q4_K_M or
 a type near it; in a terminal you are asked. Addresses as typed from a browser

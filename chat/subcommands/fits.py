@@ -18,6 +18,7 @@ from swiftchat.weights.hub.known_models import known_models, new_models_time
 if TYPE_CHECKING:
     from swiftchat.chat.model.fit import Fit
     from swiftchat.chat.model.memory import DeviceMemory
+    from swiftchat.weights.store import Store
 
 _COLUMNS = (
     Column("NAME"),
@@ -75,7 +76,7 @@ def models(word: str, with_all: bool, size_bytes: int | None, refresh: bool, as_
     store = default_store()
     print_table(
         _COLUMNS,
-        (_row(fit, is_installed=store.named(fit.form.source) is not None) for fit in shown),
+        (_row(fit, is_installed=_is_installed(store, fit.form.source)) for fit in shown),
         is_aligned_in_pipes=True,
     )
     for each in devices:
@@ -87,6 +88,12 @@ def models(word: str, with_all: bool, size_bytes: int | None, refresh: bool, as_
         print_line(f"{num_more} more fit, {num_large} need more memory: swiftchat models --all")
     print_line(_dates())
     print_line("swiftchat use NAME downloads a model and makes it the default")
+
+
+def _is_installed(store: "Store", source: str) -> bool:
+    """Return whether these files are stored; another type of the same repository is another one."""
+    found = store.stored(source)
+    return any((":" in source) == (":" in model.name) for model in found)
 
 
 def _refresh() -> None:

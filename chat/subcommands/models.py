@@ -22,7 +22,7 @@ from swiftchat.chat.terminal.progress import download_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import UsageError
-from swiftchat.weights.files.disk import disk_full
+from swiftchat.weights.files.disk import require_space
 from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.hub.known_models import DEFAULT_MODEL, short_name_of, sources_of
 
@@ -65,11 +65,13 @@ def download(
 
     Of a repository of GGUF files, OWNER/NAME:TYPE brings those of one type, such as Q4_K_M, and is
     the name of the installed model. Without TYPE you are asked on a terminal; elsewhere it is
-    Q4_K_M, or a type near it. Addresses of the hub and of a file there work too. Images do not run
-    here yet: the vision part of GGUF files is left out, except --with-images, for other programs.
-    NAME defaults to SmolLM2-135M-Instruct. Size and license are printed first; on a terminal you
-    are asked to confirm. Run the command again to resume an interrupted download. Every file is
-    verified. Gated models need the environment variable HF_TOKEN.
+    Q4_K_M, or a type near it. OWNER/NAME:4bit and :8bit quantize the weights while they are
+    downloaded, unless the repository has GGUF files of that size. Addresses of the hub and of a
+    file there work too. Images do not run here yet: the vision part of GGUF files is left out,
+    except --with-images, for other programs. NAME defaults to SmolLM2-135M-Instruct. Size and
+    license are printed first; on a terminal you are asked to confirm. Run the command again to
+    resume an interrupted download. Every file is verified. Gated models need the environment
+    variable HF_TOKEN.
     """
     plan = _agreed_plan(
         name or DEFAULT_MODEL,
@@ -115,11 +117,11 @@ def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "D
     plan = plan_download(name, store, token=hub_token(), choose=choose, **wanted)
     if not quiet:
         print_notice(_offered(name, plan))
+    if plan.starts_again:
+        print_notice(f"{plan.repo} has changed on the hub: the download starts again")
     if not runs(kind := plan.repo.partition(":")[2]):
         print_notice(f"warning: files of type {kind} do not run here; see swiftchat help models")
-    free_bytes = store.free_bytes()
-    if plan.missing_bytes > free_bytes:
-        raise disk_full(store.hub_folder(), plan.missing_bytes, free_bytes)
+    require_space(plan.folder, plan.needed_bytes)
     if plan.missing_bytes and is_asking and not typed:
         click.confirm(f"download {sanitize(plan.repo)}?", default=True, abort=True, err=True)
     return plan
@@ -158,10 +160,12 @@ def _offered(name: str, found: "DownloadPlan") -> str:
     title = found.repo if is_itself else f"{name} is {found.repo}"
     missing = ""
     if not found.missing_bytes:
-        missing = ", already installed"
-    elif found.missing_bytes < found.size_bytes:
+        missing = ", nothing to download" if found.source_bytes else ", already installed"
+    elif found.missing_bytes < (found.source_bytes or found.size_bytes):
         missing = f", {format_bytes(found.missing_bytes)} still missing"
     size, license_name = format_bytes(found.size_bytes), found.license or "not stated"
+    if found.source_bytes:
+        size += f", quantized while {format_bytes(found.source_bytes)} are downloaded"
     return f"{title}: {size}{missing}, license {license_name}"
 
 

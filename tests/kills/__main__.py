@@ -38,6 +38,7 @@ TARGETS: dict[str, tuple[Callable[[Path], Path], Kill]] = dict.fromkeys(
     "leaving": (conversation.make_model, staying.kill_leaving),
     "staying": (conversation.make_model, staying.kill_leaving),
     "downloader": (commands.make_nothing, commands.kill_download),
+    "quantizing downloader": (commands.make_arriving, commands.kill_arrival),
     "converter": (commands.make_source, commands.kill_conversion),
 }
 

@@ -20,6 +20,7 @@ from tests.kills.processes import (
     send,
 )
 from tests.support import fake_hub
+from tests.support.arriving_models import content_of, converted, repository_files
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.terminal import EMULATED, Terminal
 from tests.support.zero_model import make_zero_model
@@ -28,6 +29,7 @@ _LIMIT_S = 120.0
 _MAX_STOPPED_S = 0.1
 _DOWNLOADED = ("config.json", "tokenizer.json", "model.safetensors")
 _NUM_REQUESTS = 9  # about as many as a download makes
+_NUM_ARRIVAL_REQUESTS = 28
 _CHUNK_BYTES = 1 << 18  # so much arrives before the connection is closed
 _AFTER_REQUEST_S = 0.05
 
@@ -115,6 +117,49 @@ def kill_download(target: str, name: str, random: Random, shared: Path, home: Pa
     expected.add(f"{folder}/refs/main")
     outcome.left = sorted(files_in(home) - expected)
     return outcome
+
+
+def kill_arrival(target: str, name: str, random: Random, shared: Path, home: Path) -> Outcome:
+    """Send the signal `name` to a download that quantizes, then run it again."""
+    hub = FakeHub(content_of(shared / "model"))
+    hub.faults = {file: Fault(delay_s=0.005) for file in hub.files}
+    outcome = Outcome()
+    command = ["download", "-y", "owner/model:4bit"]
+    output = home / "data/swiftchat/models/owner/model:4bit"
+    with fake_hub.serving(hub) as url:
+        run = Run(_downloader(url), command, home)
+        num_requests = random.randrange(_NUM_ARRIVAL_REQUESTS)
+        run.look_until(lambda: len(hub.log) >= num_requests)
+        moment = time.monotonic() + random.uniform(0, _AFTER_REQUEST_S)
+        run.look_until(lambda: time.monotonic() >= moment)
+        run.end_by(name, random, outcome)
+        outcome.orphans = orphans(_LIMIT_S)
+        outcome.num_completed = int(output.exists())
+        again = Run(_downloader(url), command, home)
+        if again.wait():
+            outcome.failures.append(f"the next run failed:\n{again.terminal.look()}")
+    expected = content_of(shared / "expected")
+    found = content_of(output) if output.exists() else {}
+    outcome.lost = sorted(
+        file for file in found.keys() | expected if found.get(file) != expected.get(file)
+    )
+    place = output.relative_to(home)
+    left = files_in(home) - {f"{place}/{file}" for file in expected}
+    # Headers that were read before the question; the system empties this folder.
+    outcome.left = sorted(file for file in left if not file.startswith("tmp/swiftchat-"))
+    return outcome
+
+
+def make_arriving(folder: Path) -> Path:
+    """Write a repository in several weight files, and what it is when it is quantized."""
+    from tests.support.tiny_llama import tiny_llama
+
+    files = repository_files(folder / "model", tiny_llama())
+    for name, content in files.items():
+        (folder / "model" / name).write_bytes(content)
+    converted(files, folder / "work", "4bit")
+    (folder / "work" / "converted").rename(folder / "expected")
+    return folder
 
 
 def make_nothing(folder: Path) -> Path:

@@ -14,4 +14,4 @@ def test_killed_processes_lose_and_leave_nothing() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()[2:]
-    assert len(rows) == 21, done.stdout
+    assert len(rows) == 24, done.stdout

@@ -33,6 +33,7 @@ _FAILED_STEP = (
     "tests/engine/schedule/test_blocks.py"
     "::test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache"
 )
+_ARRIVAL = "tests/weights/test_arrival.py"
 _DOWNLOAD = "tests/weights/hub/test_download.py"
 _LISTENER = "tests/engine/server/test_listener.py"
 _INDEX = "tests/chat/knowledge/test_index.py"
@@ -350,7 +351,7 @@ MUTANTS = (
     ),
     Mutant(
         "an interrupted download begins anew",
-        "weights/hub/cache.py",
+        "weights/hub/blobs.py",
         "            offset = out.seek(0, os.SEEK_END)\n",
         "            offset = 0\n",
         (f"{_DOWNLOAD}::test_an_interrupted_download_is_resumed",),
@@ -359,7 +360,7 @@ MUTANTS = (
         "a conversion takes no lock",
         "weights/convert/convert.py",
         "        with exclusive_lock(destination, report_waiting):\n",
-        "        with contextlib.nullcontext():\n",
+        "        if True:\n",
         (
             "tests/weights/convert/test_atomic_convert.py"
             "::test_of_two_processes_one_converts_and_one_waits",
@@ -397,6 +398,20 @@ MUTANTS = (
         "    _prove(path, tensors, metadata)\n",
         "",
         ("tests/weights/convert/test_atomic_convert.py", "tests/weights/model/test_checkpoint.py"),
+    ),
+    Mutant(
+        "what a killed conversion has written counts without a comparison",
+        "weights/formats/safetensors.py",
+        "                if found == checksums[name]:\n",
+        "                if True:\n",
+        (f"{_ARRIVAL}::test_what_a_crash_has_damaged_is_made_again",),
+    ),
+    Mutant(
+        "a weight file stays when it is quantized",
+        "weights/arrival.py",
+        "                found.unlink()\n",
+        "                pass\n",
+        (f"{_ARRIVAL}::test_at_most_one_weight_file_is_on_the_disk",),
     ),
     # Adapters, blocks of failed steps, coverage.
     Mutant(

@@ -55,7 +55,8 @@ class Fault:
 
     `status` is the status of the answer. After `cut_after` bytes of the answer the connection is
     closed, after `stall_after` bytes nothing more is sent. `sends` replaces the content;
-    `no_ranges` ignores Range headers; `times` is the number of requests with the fault. A request
+    `no_ranges` ignores Range headers; `times` is the number of requests with the fault, after
+    those that `after` counts, which have none. A request
     sets `arrived`; the answer is sent when `waits_for` is set. A stalled connection is closed when
     `stalls_until` is set.
     """
@@ -71,6 +72,7 @@ class Fault:
     waits_for: threading.Event | None = None
     stalls_until: threading.Event | None = None
     times: int = 1_000_000
+    after: int = 0
 
 
 class FakeHub:
@@ -134,6 +136,9 @@ class FakeHub:
     def fault(self, name: str) -> Fault:
         """Return the fault of this request and count it."""
         found = self.faults.get(name, Fault())
+        if found.after > 0:
+            found.after -= 1
+            return Fault()
         found.times -= 1
         return found if found.times >= 0 else Fault()
 

@@ -67,6 +67,7 @@ class Plan:
     """A download of one byte."""
 
     repo, license, size_bytes, missing_bytes = "owner/model", "mit", 2, 1
+    folder, needed_bytes, source_bytes, starts_again = Path("/"), 1, 0, False
 
     def run(self, progress: Callable[[str, int, int], None]) -> Path:
         progress("downloading", 1, 2)

@@ -11,18 +11,23 @@ from pathlib import Path
 
 from swiftchat.errors import FileSystemError
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 Progress = Callable[[str, int, int], None]
 """Called with a label, the bytes done and the total bytes."""
 
 
-def require_space(destination: Path, needed_bytes: int) -> None:
-    """Raise `FileSystemError` unless `needed_bytes` are free on the disk of `destination`.
+def free_bytes(path: Path) -> int:
+    """Return the free bytes on the disk of a path, which need not exist."""
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    return shutil.disk_usage(existing).free
 
-    `destination` need not exist, its parent must.
-    """
-    free_bytes = shutil.disk_usage(destination.parent).free
-    if free_bytes < needed_bytes:
-        raise disk_full(destination, needed_bytes, free_bytes)
+
+def require_space(destination: Path, needed_bytes: int) -> None:
+    """Raise `FileSystemError` unless `needed_bytes` are free on the disk of `destination`."""
+    free = free_bytes(destination)
+    if free < needed_bytes:
+        raise disk_full(destination, needed_bytes, free)
 
 
 def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSystemError:
@@ -32,8 +37,13 @@ def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSyst
         f"not enough disk space for {destination}: {needed_bytes / unit_bytes:.2f} {unit} needed, "
         f"{free_bytes / unit_bytes:.2f} {unit} free",
         "free some space (swiftchat list shows what models take), or choose another destination: "
-        "HF_HOME for downloads",
+        "HF_HOME for downloads, XDG_DATA_HOME for models that are quantized as they arrive",
     )
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether a disk, a quota or a limit of the size of files is exhausted."""
+    return error.errno in _DISK_FULL
 
 
 @contextmanager
@@ -50,8 +60,7 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=destination.parent))
     try:
         yield directory
-        for file in filter(Path.is_file, directory.rglob("*")):
-            _flush(file)
+        flush_files(directory)
         directory.chmod(0o777 & ~_umask())
         directory.rename(destination)
     finally:
@@ -64,9 +73,11 @@ def _umask() -> int:
     return mask
 
 
-def _flush(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+def flush_files(directory: Path) -> None:
+    """Wait until the files in a directory are on the disk."""
+    for file in filter(Path.is_file, directory.rglob("*")):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
 
 
 @contextmanager
@@ -75,7 +86,7 @@ def as_file_system_error(destination: Path, needed_bytes: int) -> Iterator[None]
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             free_bytes = shutil.disk_usage(destination.parent).free
             raise disk_full(destination, needed_bytes, free_bytes) from error
         raise FileSystemError(f"cannot write {destination}: {error}") from error

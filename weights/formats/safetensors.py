@@ -5,13 +5,15 @@ range of every tensor, and the data (see the format's description). What is writ
 with the safetensors library before it counts as written.
 """
 
+import functools
 import hashlib
 import json
 import math
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -31,6 +33,7 @@ _MAX_HEADER_BYTES = 16 * 1024 * 1024
 _MAX_DIMENSIONS = 8
 _DTYPE = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 _ALIGNMENT_BYTES = 64
+_PART_BYTES = 1 << 22
 
 TensorSpec = tuple[str, str, tuple[int, ...]]
 """Name, dtype and shape of a tensor that is to be written."""
@@ -142,45 +145,100 @@ def spec_bytes(tensor: TensorSpec) -> int:
 
 
 class SafetensorsWriter:
-    """Writes the data of tensors in the order of their specs; created by `create_safetensors`.
+    """Writes tensors at their places in a file, in any order; created by `create_safetensors`.
 
-    `digest` is the SHA-256 of everything written so far, including the header.
+    `checksums` has the CRC-32 of every tensor that is written.
     """
 
     def __init__(self, file: BinaryIO, tensors: Sequence[TensorSpec], header: bytes) -> None:
         self._file = file
-        self._remaining = list(reversed(tensors))
-        self.digest = hashlib.sha256(header)
+        self._header = header
+        self._places: dict[str, tuple[int, TensorSpec]] = {}
+        offset = len(header)
+        for tensor in tensors:
+            self._places[tensor[0]] = offset, tensor
+            offset += spec_bytes(tensor)
+        self.checksums: dict[str, int] = {}
         file.write(header)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Append the next tensor; ValueError if name, shape or item size is not the next spec's."""
-        expected, dtype, shape = self._remaining.pop()
-        if (name, array.shape, array.itemsize) != (expected, shape, ITEM_BYTES[dtype]):
+        """Write a tensor; ValueError if name, shape or item size is not that of a spec."""
+        offset, (_, dtype, shape) = self._places.get(name, (0, ("", "", ())))
+        if not dtype or (array.shape, array.itemsize) != (shape, ITEM_BYTES[dtype]):
             raise ValueError(
-                f"expected tensor {expected} {shape}, got {name} {array.shape} {array.dtype}"
+                f"expected tensor {name} {dtype} {shape}, got {array.shape} {array.dtype}"
             )
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        self.digest.update(data)
+        self._file.seek(offset)
         self._file.write(data)
+        self._file.flush()
+        self.checksums[name] = zlib.crc32(data)
+
+    def restore(self, checksums: Mapping[str, int]) -> None:
+        """Count those tensors of an earlier writer as written whose bytes in the file match."""
+        for name, (offset, tensor) in self._places.items():
+            if name in checksums:
+                self._file.seek(offset)
+                found = _checksum(_parts(self._file, spec_bytes(tensor)))
+                if found == checksums[name]:
+                    self.checksums[name] = found
+
+    def read_back(self, file: BinaryIO, report: Callable[[int], None]) -> str | None:
+        """Return the SHA-256 of the written `file`; None if a byte is not the one written.
+
+        Calls `report` with the bytes that have been read since the last call.
+        """
+        digest = hashlib.sha256()
+        spans = [(len(self._header), zlib.crc32(self._header))]
+        spans += [
+            (spec_bytes(tensor), self.checksums[name]) for name, (_, tensor) in self._places.items()
+        ]
+        for nbytes, checksum in spans:
+            found = 0
+            for part in _parts(file, nbytes):
+                digest.update(part)
+                found = zlib.crc32(part, found)
+                report(len(part))
+            if found != checksum:
+                return None
+        return None if file.read(1) else digest.hexdigest()
 
     def finish(self) -> None:
         """Flush the file; ValueError if a tensor was not written."""
-        if self._remaining:
-            raise ValueError(f"{len(self._remaining)} tensors were not written")
+        num_missing = len(self._places) - len(self.checksums)
+        if num_missing:
+            raise ValueError(f"{num_missing} tensors were not written")
         self._file.flush()
+
+
+def _parts(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file, a part at a time; ends early at its end."""
+    while nbytes and (part := file.read(min(nbytes, _PART_BYTES))):
+        nbytes -= len(part)
+        yield part
+
+
+def _checksum(parts: Iterable[bytes]) -> int:
+    return functools.reduce(lambda checksum, part: zlib.crc32(part, checksum), parts, 0)
 
 
 @contextmanager
 def create_safetensors(
-    path: Path, tensors: Sequence[TensorSpec], metadata: Mapping[str, str]
+    path: Path,
+    tensors: Sequence[TensorSpec],
+    metadata: Mapping[str, str],
+    earlier: Mapping[str, int] | None = None,
 ) -> Iterator[SafetensorsWriter]:
     """Create a safetensors file for `tensors`; yields the writer of their data.
 
+    `earlier` are the checksums of an interrupted writer, whose file is continued if there is one.
     Raises `FileSystemError` if the safetensors library then finds another content.
     """
-    with path.open("xb") as file:
+    is_continued = earlier is not None and path.exists()
+    with path.open("r+b") if is_continued else path.open("xb") as file:
         writer = SafetensorsWriter(file, tensors, header_bytes(tensors, metadata))
+        if is_continued:
+            writer.restore(earlier or {})
         yield writer
         writer.finish()
     _prove(path, tensors, metadata)

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from swiftchat.errors import FileSystemError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
+_FORM = re.compile(r":(?=\d+bit$)")
 _TABLE = Path(__file__).with_name("models.csv")
 # The files of a repository of GGUF files that a form means, and about the bits that a weight takes.
 _GGUF_TYPES: Mapping[int, str] = MappingProxyType({4: "Q4_K_M", 8: "Q8_0"})
@@ -29,7 +31,8 @@ _BITS_PER_WEIGHT: Mapping[int, float] = MappingProxyType({4: 4.9, 8: 8.5, 16: 16
 class Form:
     """Published files of a known model, with about `bits` bits for each weight.
 
-    `name` is a short name, `source` what it means: OWNER/NAME[:TYPE] on the hub. `size_bytes` is
+    `name` is a short name, `source` what it means: OWNER/NAME[:TYPE] on the hub, where the type
+    4bit or 8bit says that the weights are quantized while they are downloaded. `size_bytes` is
     about that of the files, `bytes_per_token` those that are read for each token of an answer.
     """
 
@@ -132,16 +135,22 @@ def _model(row: Mapping[str, str]) -> KnownModel:
 
 
 def _forms(row: Mapping[str, str]) -> Iterable[Form]:
-    """Yield the forms, the smallest first; the GGUF file counts where the original has its size."""
+    """Yield the forms, the smallest first; the GGUF file counts where the original has its size.
+
+    Forms that are not published, and are quantized while they are downloaded, come last.
+    """
     if "size_bytes" in row:  # one form, whose files were seen
         size_bytes = int(row["size_bytes"])
         read_bytes = int(size_bytes * float(row["active"]) / float(row["parameters"]))
         yield Form(row["name"], row["repository"], int(row["bits"]), size_bytes, read_bytes)
         return
-    types = _GGUF_TYPES if row["gguf"] else {}
     sources = {int(row["bits"]): row["repository"]}
-    sources |= {bits: f"{row['gguf']}:{kind}" for bits, kind in types.items()}
-    for bits, source in sorted(sources.items()):
+    if row["gguf"]:
+        sources |= {bits: f"{row['gguf']}:{kind}" for bits, kind in _GGUF_TYPES.items()}
+        sources = dict(sorted(sources.items()))
+    elif row["bits"] == "16":
+        sources |= {bits: f"{row['repository']}:{bits}bit" for bits in (4, 8)}
+    for bits, source in sources.items():
         weight_bytes = _BITS_PER_WEIGHT[bits] / 8
         size_bytes, read_bytes = (
             int(float(row[column]) * 1e9 * weight_bytes) for column in ("parameters", "active")
@@ -170,9 +179,10 @@ def sources_of(name: str) -> tuple[str, ...]:
     """Return what a short name means, as OWNER/NAME[:TYPE] on the hub; ignores case.
 
     The first is what is downloaded, the others are further forms of the model. Empty for a name
-    that is none.
+    that is none. A form may follow a colon, too: qwen3:8b:4bit is qwen3:8b-4bit.
     """
-    return tuple(form.source for form in _forms_by_name().get(name.lower(), ()))
+    known = _FORM.sub("-", name.lower())
+    return tuple(form.source for form in _forms_by_name().get(known, ()))
 
 
 def short_name_of(source: str) -> str | None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 _SITE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
@@ -19,6 +20,16 @@ _BESIDE = re.compile(f"{_IMAGE_PART.pattern}|imatrix|^mtp-", re.IGNORECASE)
 _IMAGE_PART_TYPES = ("F16", "BF16", "Q8_0", "F32")  # the first published one is downloaded
 _UNSLOTH = "UD-"  # before a type: its mix of Unsloth
 _DOES_NOT_RUN = re.compile(r"IQ[123]_|NVFP4", re.IGNORECASE)
+# What a form means in a repository of GGUF files: the first of the types that it has.
+_FORM_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "4bit": ("Q4_K_M", "UD-Q4_K_M", "UD-Q4_K_XL", "MXFP4", "Q4_K_S", "Q4_0", "IQ4_XS"),
+        "8bit": ("Q8_0", "UD-Q8_K_XL"),
+        "16bit": ("BF16", "F16"),
+    }
+)
+QUANTIZED_FORMS = ("4bit", "8bit")
+"""What a model of safetensors is quantized to while it is downloaded: OWNER/NAME:4bit."""
 # The type that is downloaded where none is named: about 4.5 bits for each weight, or more.
 _USUAL_TYPES = ("Q4_K_M", "UD-Q4_K_M", "UD-Q4_K_XL", "MXFP4", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
 
@@ -27,7 +38,8 @@ _USUAL_TYPES = ("Q4_K_M", "UD-Q4_K_M", "UD-Q4_K_XL", "MXFP4", "Q4_K_S", "Q4_0", 
 class HubName:
     """What a typed name means: `repo` is OWNER/NAME, or the whole name if it has another form.
 
-    `quantization` is the type of GGUF files after a colon, `file` one file of the repository.
+    `quantization` is the type of GGUF files after a colon, or a form such as 4bit; `file` is one
+    file of the repository.
     """
 
     repo: str
@@ -106,9 +118,13 @@ def runs(kind: str) -> bool:
 
 
 def matching_type(wanted: str, kinds: Iterable[str]) -> str | None:
-    """Return the one of `kinds` that `wanted` names, ignoring case; else Unsloth's mix of it."""
+    """Return the one of `kinds` that `wanted` names, ignoring case; else Unsloth's mix of it.
+
+    A form names the type that has about its bits.
+    """
     by_name = {kind.lower(): kind for kind in kinds if kind}
-    return by_name.get(wanted.lower()) or by_name.get(f"{_UNSLOTH}{wanted}".lower())
+    meant = (wanted, f"{_UNSLOTH}{wanted}", *_FORM_TYPES.get(wanted.lower(), ()))
+    return next((by_name[name.lower()] for name in meant if name.lower() in by_name), None)
 
 
 def usual_type(sizes: Mapping[str, int]) -> str:

@@ -152,6 +152,16 @@ class Checkpoint:
         for mapped in self._maps.values():
             release_pages(mapped)
 
+    def file_of(self, name: str) -> Path | None:
+        """Return the file of a tensor of the model, or of its first part; None without one."""
+        quantized = self.quantized.get(name)
+        stored = name if quantized is None else next(iter(quantized.parts.values()))
+        return self.tensors[stored].file if stored in self.tensors else None
+
+    def unmap(self, file: Path) -> None:
+        """Forget the mapping of a file; it is freed with the last array over it."""
+        self._maps.pop(file, None)
+
     def use_standard_names(self, config: ModelConfig) -> None:
         """Rename the tensors as `with_standard_names` does."""
         if not self.shard:

@@ -15,7 +15,7 @@ QUANTIZATION_FIELDS = {
     "quantization": "mlx",
 }
 # Settings files of other tools, and the method of each.
-_SETTINGS_FILES: Mapping[str, str] = {
+SETTINGS_FILES: Mapping[str, str] = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
@@ -39,7 +39,7 @@ def split_settings(
         raise BadModelFile("config.json: quantization_config differs from that of text_config")
     if found:
         return config, found[0]
-    for name, method in _SETTINGS_FILES.items():
+    for name, method in SETTINGS_FILES.items():
         if (directory / name).is_file():
             return config, {"quant_method": method, **read_json(directory / name)}
     return config, None

@@ -1,6 +1,7 @@
 """Hugging Face directories, quantized or not, as sources of a conversion."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
 from swiftchat.weights.quantization.settings_files import split_settings
-from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan
+from swiftchat.weights.sources.plan import GENERATION_CONFIG, Arrival, Plan
 from swiftchat.weights.sources.sharded import chunks_of_rows
 
 _COPIED = (
@@ -37,8 +38,11 @@ _COPIED = (
 _TEMPLATES = "additional_chat_templates"
 
 
-def plan(source: Path, dtype: str | None) -> Plan:
-    """Plan the conversion of the directory `source`; a quantized model is dequantized."""
+def plan(source: Path, dtype: str | None, arrival: Arrival = nullcontext) -> Plan:
+    """Plan the conversion of the directory `source`; a quantized model is dequantized.
+
+    Of the weight files both ends must be there; `arrival` brings the rest of one.
+    """
     model = Model.open(source)
     checkpoint = model.checkpoint()
     if dtype is None and model.quantization_config is not None:
@@ -54,8 +58,24 @@ def plan(source: Path, dtype: str | None) -> Plan:
         quantized = checkpoint.quantized.get(name)
         return chunks_of_rows([checkpoint.read(name)]) if quantized is None else quantized.chunks()
 
+    @contextmanager
+    def mapped(file: Path | None) -> Iterator[None]:
+        with arrival(file):
+            yield
+            if file is not None:
+                checkpoint.unmap(file)
+
     shapes = expected_tensors(model.config)
-    return Plan(files, shapes, dtype, chunks, sources, checkpoint.release_pages)
+    return Plan(
+        files,
+        shapes,
+        dtype,
+        chunks,
+        sources,
+        checkpoint.release_pages,
+        file_of=checkpoint.file_of,
+        arrival=mapped,
+    )
 
 
 def _small_files(

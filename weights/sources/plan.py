@@ -3,7 +3,8 @@
 import dataclasses
 import fnmatch
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from swiftchat.weights.quantization.smoothquant import apply_smoothquant
 
 GENERATION_CONFIG = "generation_config.json"
 
+Arrival = Callable[[Path | None], AbstractContextManager[object]]
+"""Brings the content of a weight file for as long as its tensors are read."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -33,6 +37,8 @@ class Plan:
     `source_files` are all files of the source; `release_pages` frees the memory of their pages
     read so far. The tensors in `quantized` are written with `quantization`, all others are
     converted to `dtype`. `fingerprint` tells apart plans that differ in nothing else.
+    `file_of(name)` is the weight file that a tensor is read from, None if there are several;
+    within `arrival(file)` the tensors of that file can be read.
     """
 
     files: Mapping[str, bytes]
@@ -44,6 +50,8 @@ class Plan:
     quantization: QuantizationSpec | None = None
     quantized: frozenset[str] = frozenset()
     fingerprint: str = ""
+    file_of: Callable[[str], Path | None] = lambda name: None
+    arrival: Arrival = nullcontext
 
     def specs(self, name: str) -> list[TensorSpec]:
         """Return the tensors of the weight files that store the model's tensor `name`."""
@@ -64,6 +72,13 @@ class Plan:
     def tensor_bytes(self, name: str) -> int:
         """Return the written bytes of one tensor."""
         return sum(map(spec_bytes, self.specs(name)))
+
+    def by_file(self, names: Iterable[str]) -> dict[Path | None, list[str]]:
+        """Return the names of tensors by the weight file that they are read from."""
+        found: dict[Path | None, list[str]] = {}
+        for name in names:
+            found.setdefault(self.file_of(name), []).append(name)
+        return found
 
     @property
     def tensors_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from swiftchat.chat.model.default_model import set_default_model
 from swiftchat.chat.model.memory import DeviceMemory
 from swiftchat.chat.options.user_files import config_path
 from swiftchat.errors import FileSystemError, ModelNotFound, SwiftchatError, UsageError
-from swiftchat.weights.store import Store, default_store
+from swiftchat.weights.store import default_store
 from tests.support import fake_engine
 from tests.support.fake_hub import FakeHub, in_environment, in_use
 from tests.support.gguf import tiny as tiny_gguf
@@ -240,7 +241,8 @@ def test_a_full_disk_is_told_before_the_question(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", os.environ["HF_ENDPOINT"])
-    monkeypatch.setattr(Store, "free_bytes", lambda store: 1000)
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(9000, 8000, 1000))
     error = run("download", REPO).exception
     assert isinstance(error, FileSystemError) and "0.00 MB free" in error.message
     assert "swiftchat list" in error.hint and not hub.ranges("README.md")

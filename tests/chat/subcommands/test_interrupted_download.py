@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.arriving_models import content_of, converted, repository_files
 from tests.support.fake_hub import WEIGHTS, FakeHub, Fault
 from tests.support.serve_processes import SWIFTCHAT, swiftchat
+from tests.support.tiny_llama import entry_names, tiny_llama
 from tests.support.worker_processes import command_line, wait_until
 
 TOKEN = "hf_canarycanarycanary"
@@ -73,3 +75,36 @@ def test_no_debug_output_has_the_token(hub: FakeHub, tmp_path: Path) -> None:
     assert TOKEN.encode() not in done.stdout + done.stderr
     assert files_with_token(tmp_path) == []
     assert_sent_to_the_hub_only(hub)
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_interrupted_download_that_quantizes_goes_on(
+    hub: FakeHub, tmp_path: Path, number: int, code: int
+) -> None:
+    hub.files = repository_files(tmp_path / "model", tiny_llama())
+    name = f"{hub.repo}:4bit"
+    # The first two requests are for the size and for both ends.
+    stall = Fault(stall_after=20_000, after=2)
+    hub.faults["model-00003-of-00003.safetensors"] = stall
+    process = subprocess.Popen(
+        [*SWIFTCHAT, "download", name, "-y"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HF_HUB_DOWNLOAD_TIMEOUT": "60"},
+    )
+    assert stall.arrived.wait(60)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code and b"Traceback" not in stderr and b"error" not in stderr
+    told = b"are missing; the same command downloads the rest\n" in stderr
+    assert told == (number == signal.SIGINT)
+    assert swiftchat("show", name).returncode == 3
+    hub.faults.clear()
+    again = swiftchat("download", name)
+    assert again.returncode == 0 and b" still missing" in again.stderr
+    path = Path(again.stdout.decode().strip())
+    assert content_of(path) == converted(hub.files, tmp_path / "expected", "4bit")
+    assert b"owner/model:4bit" in swiftchat("list").stdout
+    assert entry_names(path.parent) == ["model:4bit"]
+    assert b"removed owner/model:4bit" in swiftchat("rm", name, "-y").stderr

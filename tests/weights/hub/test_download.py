@@ -29,7 +29,7 @@ from swiftchat.errors import (
 )
 from swiftchat.tokenizer.huggingface.files import MORE_TEMPLATES, NEIGHBORS, VOCABULARIES
 from swiftchat.weights.download import download, plan_download
-from swiftchat.weights.hub.cache import HubCache
+from swiftchat.weights.hub.blobs import Blobs
 from swiftchat.weights.hub.listing import HubFile, Listing, select_files
 from swiftchat.weights.store import Store
 from tests.support.fake_hub import COMMIT, MODEL, WEIGHTS, FakeHub, Fault, in_use
@@ -387,10 +387,10 @@ def test_a_disk_that_fills_up_keeps_the_partial_file(hub: FakeHub, store: Store)
 
 @pytest.mark.usefixtures("hub")
 def test_other_disk_errors_are_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: HubCache, files: object) -> None:
+    def fail(self: Blobs, files: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(HubCache, "_remove_stale_parts", fail)
+    monkeypatch.setattr(Blobs, "remove_stale_parts", fail)
     with pytest.raises(FileSystemError, match="cannot store owner/model: Read-only"):
         download(REPO, store)
 

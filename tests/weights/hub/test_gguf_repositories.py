@@ -302,7 +302,10 @@ def test_a_repository_of_safetensors_says_how_it_is_downloaded(hub: FakeHub, sto
     hub.files = {"config.json": b"{}", "model.safetensors": bytes(10)}
     with pytest.raises(ModelNotFound, match="no GGUF model of type Q4_K_M") as caught:
         download(f"{REPO}:Q4_K_M", store)
-    assert caught.value.hint == f"its other files run: swiftchat download {REPO}"
+    assert caught.value.hint == (
+        f"its other files run: swiftchat download {REPO}, "
+        f"or quantized: swiftchat download {REPO}:4bit"
+    )
 
 
 def test_a_folder_with_gguf_files(store: Store, tmp_path: Path) -> None:

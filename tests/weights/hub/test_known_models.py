@@ -52,9 +52,12 @@ def test_each_row_is_well_formed(model: KnownModel) -> None:
     assert re.fullmatch(r"[\w.-]+", model.license)
     assert 0 < model.active_parameters <= model.parameters
     assert model.kv_bytes_per_token > 0 and model.context_tokens >= 1024
-    assert [form.bits for form in model.forms] == sorted({form.bits for form in model.forms})
+    published = [form.bits for form in model.forms if not form.source.endswith("bit")]
+    assert published and published == sorted(set(published))
+    others = [form.bits for form in model.forms[len(published) :]]
+    assert others in ([], [4, 8]) and not {*others} & {*published}
     for form in model.forms:
-        assert re.fullmatch(r"[\w.-]+/[\w.-]+(:[A-Z0-9_]+)?", form.source)
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+(:[A-Z0-9_]+|:[48]bit)?", form.source)
         assert HubName.parse(form.source).model == form.source
         assert form.name == f"{model.name}-{form.bits}bit"
         assert form.bytes_per_token <= form.size_bytes
@@ -112,3 +115,12 @@ def test_a_short_name_is_the_four_bit_files_where_they_are_published() -> None:
     assert sources_of("smollm2:135m")[0].endswith(DEFAULT_MODEL)
     assert short_name_of(f"{gguf}:q4_k_m") == short_name_of(f"{gguf}:UD-Q4_K_M") == "qwen3:8b"
     assert short_name_of(f"{gguf}:Q5_K_M") is None
+
+
+def test_forms_that_are_not_published_are_quantized_on_arrival() -> None:
+    repo = "microsoft/Phi-3-mini-4k-instruct"
+    assert sources_of("phi3:mini") == (repo, f"{repo}:4bit", f"{repo}:8bit")
+    assert sources_of("phi3:mini-4bit") == sources_of("Phi3:mini:4bit") == (f"{repo}:4bit",)
+    assert sources_of("qwen3:8b:8bit") == sources_of("qwen3:8b-8bit")
+    assert sources_of("gpt2-4bit") == sources_of("gpt-oss:20b-8bit") == ()
+    assert short_name_of(f"{repo}:4bit") == "phi3:mini-4bit"
