@@ -22,15 +22,15 @@ typedef struct {
     float *key_scales;   /* [UNIT_STRIDE] */
     float *value_scales; /* [UNIT_STRIDE] */
     float *sums;         /* [num_queries][sum_stride]: the partial results of the unit */
-    float *keys;         /* [KEYS][stride + 16]: some keys in fp32 */
-    float *columns;      /* [stride][KEYS]: the same transposed */
+    uint8_t *rows;       /* [KEYS][4 * stride]: copies of some keys */
+    float *columns;      /* [stride][KEYS]: the words of 32 bits of KEYS keys, transposed */
     int8_t *unpacked;    /* [UNIT_TOKENS][head_dim] with KV_INT5 */
 } Unit;
 
 size_t decode_memory_bytes(const AttentionOp *op) {
     const size_t stride = (size_t)padded_head_dim(op), group = (size_t)group_size(op);
     size_t floats = group * (stride + UNIT_STRIDE + (size_t)partial_floats(op)) + 2 * UNIT_STRIDE;
-    floats += KEYS * (stride + 16) + stride * KEYS;
+    floats += 2 * KEYS * stride;
     size_t unpacked = op->cache.format == KV_INT5 ? (size_t)UNIT_TOKENS * op->head_dim : 0;
     return floats * sizeof(float) + unpacked;
 }
@@ -39,38 +39,39 @@ INLINE void prefetch(const uint8_t *from, int num_bytes) {
     for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i);
 }
 
-/* Convert KEYS keys to fp32 and transpose them. The last one of `count` repeats, so that there are
-   always so many. */
-INLINE void load_keys(const Unit *unit, int format, const uint8_t *keys, int count) {
-    const int head_dim = unit->head_dim, bytes = element_bytes(format), stride = unit->stride + 16;
-    for (int k = 0; k < KEYS; k++) {
-        const uint8_t *key = keys + (int64_t)min_int(k, count - 1) * head_dim * bytes;
-        float *to = unit->keys + k * stride;
-        int d = 0;
-        for (; d + LANES <= head_dim; d += LANES) {
-            store_floats(to + d, load_elements(format, key + d * bytes));
+/* Transpose the words of KEYS keys. If there are fewer, the last one of `count` repeats. */
+INLINE void load_keys(const Unit *unit, int row_bytes, const uint8_t *keys, int count) {
+    const int padded = (row_bytes + 15) / 16 * 16;
+    if (count < KEYS || row_bytes < padded) {
+        for (int k = 0; k < KEYS; k++) {
+            uint8_t *row = unit->rows + k * padded;
+            memset(row + padded - 16, 0, 16);
+            memcpy(row, keys + (int64_t)min_int(k, count - 1) * row_bytes, (size_t)row_bytes);
         }
-        if (d < head_dim) {
-            store_floats(to + d, load_last_elements(format, key + d * bytes, head_dim - d));
-        }
+        keys = unit->rows;
     }
-    for (int d = 0; d < head_dim; d += 4) {
-        transpose_columns(unit->keys + d, stride * (ptrdiff_t)sizeof(float),
-                          unit->columns + d * KEYS, KEYS);
+    for (int byte = 0; byte < padded; byte += 16) {
+        transpose_columns(keys + byte, padded, unit->columns + byte / 4 * KEYS, KEYS);
     }
 }
 
 /* scores[q][0 .. KEYS] = queries[q] . the keys that are loaded. */
-INLINE void score_pass(const Unit *unit, int num_queries, int first_query, float *scores) {
+INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_query,
+                       float *scores) {
+    const int elements = 4 / element_bytes(format); /* of a word */
     const float *queries = unit->queries + first_query * unit->stride, *column = unit->columns;
     Floats sums[MAX_PASS_QUERIES][KEY_VECTORS] = {0};
-    for (int d = 0; d < unit->head_dim; d++, column += KEYS) {
-        Floats elements[KEY_VECTORS];
-        for (int v = 0; v < KEY_VECTORS; v++) elements[v] = load_floats(column + v * LANES);
-        for (int q = 0; q < num_queries; q++) {
-            Floats query = broadcast_float(queries + q * unit->stride + d);
-            for (int v = 0; v < KEY_VECTORS; v++) {
-                sums[q][v] = add_product(sums[q][v], elements[v], query);
+    for (int d = 0; d < unit->head_dim; d += elements, column += KEYS) {
+        Uints words[KEY_VECTORS];
+        for (int v = 0; v < KEY_VECTORS; v++) words[v] = (Uints)load_ints(column + v * LANES);
+        for (int e = 0; e < elements; e++) {
+            Floats keys[KEY_VECTORS];
+            for (int v = 0; v < KEY_VECTORS; v++) keys[v] = word_elements(format, words[v], e);
+            for (int q = 0; q < num_queries; q++) {
+                Floats query = broadcast_float(queries + q * unit->stride + d + e);
+                for (int v = 0; v < KEY_VECTORS; v++) {
+                    sums[q][v] = add_product(sums[q][v], keys[v], query);
+                }
             }
         }
     }
@@ -150,13 +151,13 @@ INLINE void score_keys(const Unit *unit, int format, const uint8_t *keys, const 
     const int64_t row_bytes = unit->head_dim * element_bytes(format);
     for (int k = 0; k < count; k += KEYS, keys += KEYS * row_bytes, next += KEYS * row_bytes) {
         prefetch(next, KEYS * (int)row_bytes);
-        load_keys(unit, format, keys, count - k);
+        load_keys(unit, (int)row_bytes, keys, count - k);
         for (int q = 0, n; q < unit->num_queries; q += n) {
             n = pass_queries(unit->num_queries - q);
-            if (n == 1) score_pass(unit, 1, q, scores + k);
-            if (n == 2) score_pass(unit, 2, q, scores + k);
-            if (n == 3) score_pass(unit, 3, q, scores + k);
-            if (n == MAX_PASS_QUERIES && n > 3) score_pass(unit, MAX_PASS_QUERIES, q, scores + k);
+            if (n == 1) score_pass(unit, format, 1, q, scores + k);
+            if (n == 2) score_pass(unit, format, 2, q, scores + k);
+            if (n == 3) score_pass(unit, format, 3, q, scores + k);
+            if (n == MAX_PASS_QUERIES && n > 3) score_pass(unit, format, MAX_PASS_QUERIES, q, scores + k);
         }
     }
 }
@@ -296,9 +297,9 @@ static Unit prepare_unit(const AttentionOp *op, const float *row, uint8_t *memor
     unit.key_scales = unit.scores + group * UNIT_STRIDE;
     unit.value_scales = unit.key_scales + UNIT_STRIDE;
     unit.sums = unit.value_scales + UNIT_STRIDE;
-    unit.keys = unit.sums + group * unit.sum_stride;
-    unit.columns = unit.keys + KEYS * (stride + 16);
-    unit.unpacked = (int8_t *)(void *)(unit.columns + stride * KEYS);
+    unit.columns = unit.sums + group * unit.sum_stride;
+    unit.rows = (uint8_t *)(unit.columns + KEYS * stride);
+    unit.unpacked = (int8_t *)(unit.rows + (size_t)4 * KEYS * stride);
     for (int q = 0; q < group; q++, row += op->head_dim) {
         float *query = unit.queries + q * stride;
         memset(query + stride - 16, 0, 16 * sizeof(float));
