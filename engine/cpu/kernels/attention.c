@@ -2,9 +2,8 @@
    rows, if there are any.
 
    Chunks of a prefill span: its tiles, the last ones, which see the most tokens, first. Chunks of
-   the others: (row, kv head, split). A split is a number of SPLIT_TOKENS that depends on the row's
-   context only. If there are many decode rows one chunk computes all splits of a row and adds them
-   up in the same order, so that the result is the same. */
+   the others: (row, kv head, split). If there are many decode rows one chunk computes all splits of a
+   row and adds them up in the same order. */
 #include "attention.h"
 
 static int is_prefill(const Span *span) { return span->num_rows >= MIN_PREFILL_ROWS; }
@@ -17,22 +16,15 @@ static int num_decode_rows(const Run *run) {
     return rows;
 }
 
-/* Tokens of each split of a row but the first and the last one. */
-static int split_tokens(TokenRange visible) {
-    int units = (visible.end - 1) / SPLIT_TOKENS - visible.first / SPLIT_TOKENS + 1;
-    return (units + MAX_SPLITS - 1) / MAX_SPLITS * SPLIT_TOKENS;
-}
-
-/* Splits begin at multiples of SPLIT_TOKENS. */
+/* Splits of which a row sees tokens. */
 static int num_splits(TokenRange visible) {
-    int start = visible.first / SPLIT_TOKENS * SPLIT_TOKENS, size = split_tokens(visible);
-    return (visible.end - start + size - 1) / size;
+    return split_at(visible.end - 1) - split_at(visible.first) + 1;
 }
 
-static TokenRange split_range(TokenRange visible, int split) {
-    int size = split_tokens(visible);
-    int start = visible.first / SPLIT_TOKENS * SPLIT_TOKENS + split * size;
-    return (TokenRange){max_int(visible.first, start), min_int(visible.end, start + size)};
+/* The visible tokens of split `split` of a row. */
+static TokenRange visible_split(TokenRange visible, int split) {
+    TokenRange range = split_range(split_at(visible.first) + split);
+    return (TokenRange){max_int(visible.first, range.first), min_int(visible.end, range.end)};
 }
 
 /* The most splits of a row of a decode span; 1 without `is_split`. */
@@ -113,10 +105,10 @@ static void compute_row(const AttentionOp *op, const Run *run, const Span *span,
     float *sums = (float *)(void *)memory, *partials = sums + group_bytes(op) / sizeof(float);
     memory += 2 * group_bytes(op);
     clear_group(op, sums);
-    attend_decode(op, run, span, index, kv_head, split_range(visible, 0), sums, memory);
+    attend_decode(op, run, span, index, kv_head, visible_split(visible, 0), sums, memory);
     for (int split = 1; split < num_splits(visible); split++) {
         clear_group(op, partials);
-        attend_decode(op, run, span, index, kv_head, split_range(visible, split), partials, memory);
+        attend_decode(op, run, span, index, kv_head, visible_split(visible, split), partials, memory);
         add_group(op, sums, partials);
     }
     finish_group(op, run, span->first_row + index, kv_head, sums);
@@ -130,7 +122,7 @@ static void compute_split(const AttentionOp *op, const Run *run, const Span *spa
     float *partials = row_partials(op, run, decode_row, kv_head);
     partials += split * (group_bytes(op) / sizeof(float));
     clear_group(op, partials);
-    attend_decode(op, run, span, index, kv_head, split_range(visible, split), partials, memory);
+    attend_decode(op, run, span, index, kv_head, visible_split(visible, split), partials, memory);
 }
 
 static void merge_row(const AttentionOp *op, const Run *run, const Span *span, int index,

@@ -2,25 +2,31 @@
 
    Spans of few rows use the decode kernel: one row at a time, K and V straight from the cache, long
    contexts split among the threads. Spans of many rows use the prefill kernel: tiles of queries,
-   blocks of K and V converted to fp32 once for a tile. Both compute in fp32.
+   units of K and V converted to fp32 once for a tile. Both compute in fp32.
 
-   Which kernel computes a row depends on the number of rows of its span alone, and neither kernel's
-   result depends on other rows, on the number of threads or on how the work is divided. (One
-   exception: in a prefill, a value that is not finite makes results of earlier rows NaN, since 0
-   times it is NaN.) The two kernels add in different orders, so a token's result in a prefill
-   differs in the last bits from that in a decode step. */
+   Both kernels compute the same sums in the same order, so a row has the same bits from either,
+   whatever its span, the other rows, the number of threads and the width of vectors are:
+   - The context is divided into units of UNIT_TOKENS, and these are joined to splits, which grow
+     with the position (`split_at`).
+   - A score is the sum over d in its order. A unit has one maximum; its exponentials are added up
+     by the token's number modulo 4, its weighted values in the order of tokens.
+   - The units of a split are added up in their order (`add_partial`), and so are the splits.
+   (One exception: in a prefill, a value that is not finite makes results of earlier rows NaN, since
+   0 times it is NaN.) */
 #pragma once
 #include "layer_cache.h"
 #include "packed_cache.h"
 #include "vector_math.h"
 
 enum {
-    /* Rows of a span from which on the prefill kernel computes. It is as fast at 8; with fewer than
-       10, speculative decoding gets the results of single rows. */
-    MIN_PREFILL_ROWS = 10,
+    MIN_PREFILL_ROWS = 8, /* of a span, from which on the prefill kernel computes */
     MAX_SPLIT_ROWS = 16,  /* decode rows whose contexts are split among the threads */
-    MAX_SPLITS = 64,      /* of a context */
-    SPLIT_TOKENS = 256,
+    UNIT_TOKENS = 128,
+    /* The first splits have one unit, the next ones SPLIT_GROWTH units, and so on: 32 splits reach
+       to 4k tokens, 64 to 36k, 96 to 299k, 128 to 2.4 million. */
+    SPLITS_OF_SIZE = 32,
+    SPLIT_GROWTH = 8,
+    MAX_SPLITS = 4 * SPLITS_OF_SIZE,
 };
 
 /* Context tokens first .. end. */
@@ -59,6 +65,28 @@ INLINE TokenRange visible_tokens(const AttentionOp *op, const Span *span, int in
     return (TokenRange){first, max_int(position + 1, min_int(span->prefix_len, span->context_len))};
 }
 
+/* The tokens of split number `split` of every context. */
+INLINE TokenRange split_range(int split) {
+    const int is_last = split == MAX_SPLITS - 1;
+    int start = 0, size = UNIT_TOKENS;
+    for (; split >= SPLITS_OF_SIZE; split -= SPLITS_OF_SIZE, size *= SPLIT_GROWTH) {
+        start += SPLITS_OF_SIZE * size;
+    }
+    start += split * size;
+    return (TokenRange){start, is_last ? INT32_MAX : start + size};
+}
+
+/* The number of the split that has a token. */
+INLINE int split_at(int token) {
+    int split = 0, size = UNIT_TOKENS;
+    while (split < MAX_SPLITS - SPLITS_OF_SIZE && token >= SPLITS_OF_SIZE * size) {
+        token -= SPLITS_OF_SIZE * size;
+        split += SPLITS_OF_SIZE;
+        size *= SPLIT_GROWTH;
+    }
+    return min_int(split + token / size, MAX_SPLITS - 1);
+}
+
 /* The row of the cache of a token of the span; `head` counts as in `cache_row`. */
 INLINE int64_t token_row(const AttentionOp *op, const Span *span, int head, int token) {
     const int size = op->cache.block_size, block = span->block_table[token / size];
@@ -82,7 +110,7 @@ INLINE const uint8_t *token_bits(const AttentionOp *op, const Span *span, int he
 }
 
 /* A partial result of a head: the sum of exp(score - max) * value [padded_head_dim], then max, then
-   the sum of exp(score - max). */
+   the sum of exp(score - max) (online softmax: Milakov and Gimelshein, 2018, arXiv:1805.02867). */
 INLINE int partial_floats(const AttentionOp *op) { return padded_head_dim(op) + 16; }
 /* Clear a partial result: no token was seen. */
 void clear_partial(const AttentionOp *op, float *partial);

@@ -1,31 +1,37 @@
 /* Attention of one row, for the query heads of one kv head together: K and V are read once.
 
-   Tokens are taken in units of up to SPLIT_TOKENS: scores of all of them, one maximum,
-   exponentials, then the weighted sum of values (online softmax: Milakov and Gimelshein, 2018,
-   arXiv:1805.02867). Units begin at multiples of SPLIT_TOKENS. */
+   A unit of tokens at a time: scores of all of them, one maximum, exponentials, then the weighted
+   sum of values. Keys are vector lanes, so that a score is the sum over d in its order. */
 #include "attention.h"
+#include "transpose.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { MAX_PASS_QUERIES = 4 }; /* queries whose sums fit the registers */
 #else
 enum { MAX_PASS_QUERIES = 3 };
 #endif
-enum { KEYS = 4, UNIT_STRIDE = SPLIT_TOKENS + 16 };
+enum { KEYS = 16, KEY_VECTORS = KEYS / LANES, UNIT_STRIDE = UNIT_TOKENS + KEYS };
 
+/* What is computed of a unit. The arrays of scores and scales begin at the token `start`. */
 typedef struct {
-    int num_queries, head_dim, stride; /* floats from query to query, and from sum to sum */
-    int partial_stride;
-    float *queries;      /* [num_queries][stride], times the scale */
+    int num_queries, head_dim, stride; /* floats from query to query */
+    int sum_stride;                    /* and from sum to sum: `partial_floats` */
+    int start;
+    float *queries;      /* [num_queries][stride], times the scale, then zeros */
     float *scores;       /* [num_queries][UNIT_STRIDE] */
     float *key_scales;   /* [UNIT_STRIDE] */
     float *value_scales; /* [UNIT_STRIDE] */
-    int8_t *unpacked;    /* [SPLIT_TOKENS][head_dim] with KV_INT5 */
-    float *partials;
+    float *sums;         /* [num_queries][sum_stride]: the partial results of the unit */
+    uint8_t *rows;       /* [KEYS][4 * stride]: copies of some keys */
+    float *columns;      /* [stride][KEYS]: the words of 32 bits of KEYS keys, transposed */
+    int8_t *unpacked;    /* [UNIT_TOKENS][head_dim] with KV_INT5 */
 } Unit;
 
 size_t decode_memory_bytes(const AttentionOp *op) {
-    size_t floats = (size_t)group_size(op) * (padded_head_dim(op) + UNIT_STRIDE) + 2 * UNIT_STRIDE;
-    size_t unpacked = op->cache.format == KV_INT5 ? (size_t)SPLIT_TOKENS * op->head_dim : 0;
+    const size_t stride = (size_t)padded_head_dim(op), group = (size_t)group_size(op);
+    size_t floats = group * (stride + UNIT_STRIDE + (size_t)partial_floats(op)) + 2 * UNIT_STRIDE;
+    floats += 2 * KEYS * stride;
+    size_t unpacked = op->cache.format == KV_INT5 ? (size_t)UNIT_TOKENS * op->head_dim : 0;
     return floats * sizeof(float) + unpacked;
 }
 
@@ -33,55 +39,60 @@ INLINE void prefetch(const uint8_t *from, int num_bytes) {
     for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i);
 }
 
-/* scores[q][k] = queries[q] . keys[k], for `num_queries` and `count` keys. The last keys repeat so
-   that there are always KEYS of them; what is written for the repeated ones is meaningless. */
-INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_query,
-                       const uint8_t *keys, const uint8_t *next, int count, float *scores) {
-    const int head_dim = unit->head_dim, bytes = element_bytes(format);
-    const int64_t row_bytes = head_dim * bytes;
-    const float *queries = unit->queries + first_query * unit->stride;
-    for (int k = 0; k < count; k += KEYS) {
-        const uint8_t *key[KEYS];
-        Floats sums[MAX_PASS_QUERIES][KEYS] = {0};
-        if (first_query == 0) prefetch(next + k * row_bytes, KEYS * (int)row_bytes);
-        for (int i = 0; i < KEYS; i++) {
-            key[i] = keys + min_int(k + i, count - 1) * row_bytes;
+/* Transpose the words of KEYS keys. If there are fewer, the last one of `count` repeats. */
+INLINE void load_keys(const Unit *unit, int row_bytes, const uint8_t *keys, int count) {
+    const int padded = (row_bytes + 15) / 16 * 16;
+    if (count < KEYS || row_bytes < padded) {
+        for (int k = 0; k < KEYS; k++) {
+            uint8_t *row = unit->rows + k * padded;
+            memset(row + padded - 16, 0, 16);
+            memcpy(row, keys + (int64_t)min_int(k, count - 1) * row_bytes, (size_t)row_bytes);
         }
-        int d = 0;
-        for (; d + LANES <= head_dim; d += LANES) {
-            for (int i = 0; i < KEYS; i++) {
-                Floats elements = load_elements(format, key[i] + d * bytes);
-                for (int q = 0; q < num_queries; q++) {
-                    Floats query = load_floats(queries + q * unit->stride + d);
-                    sums[q][i] = add_product(sums[q][i], elements, query);
+        keys = unit->rows;
+    }
+    for (int byte = 0; byte < padded; byte += 16) {
+        transpose_columns(keys + byte, padded, unit->columns + byte / 4 * KEYS, KEYS);
+    }
+}
+
+/* scores[q][0 .. KEYS] = queries[q] . the keys that are loaded. */
+INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_query,
+                       float *scores) {
+    const int elements = 4 / element_bytes(format); /* of a word */
+    const float *queries = unit->queries + first_query * unit->stride, *column = unit->columns;
+    Floats sums[MAX_PASS_QUERIES][KEY_VECTORS] = {0};
+    for (int d = 0; d < unit->head_dim; d += elements, column += KEYS) {
+        Uints words[KEY_VECTORS];
+        for (int v = 0; v < KEY_VECTORS; v++) words[v] = (Uints)load_ints(column + v * LANES);
+        for (int e = 0; e < elements; e++) {
+            Floats keys[KEY_VECTORS];
+            for (int v = 0; v < KEY_VECTORS; v++) keys[v] = word_elements(format, words[v], e);
+            for (int q = 0; q < num_queries; q++) {
+                Floats query = broadcast_float(queries + q * unit->stride + d + e);
+                for (int v = 0; v < KEY_VECTORS; v++) {
+                    sums[q][v] = add_product(sums[q][v], keys[v], query);
                 }
             }
         }
-        for (int i = 0; d < head_dim && i < KEYS; i++) {
-            Floats elements = load_last_elements(format, key[i] + d * bytes, head_dim - d);
-            for (int q = 0; q < num_queries; q++) {
-                Floats query = load_floats(queries + q * unit->stride + d);
-                sums[q][i] = add_product(sums[q][i], elements, query);
-            }
-        }
-        for (int q = 0; q < num_queries; q++) {
-            Floats4 four = add_elements_of_four(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
-            memcpy(scores + (first_query + q) * UNIT_STRIDE + k, &four, sizeof four);
+    }
+    for (int q = 0; q < num_queries; q++) {
+        for (int v = 0; v < KEY_VECTORS; v++) {
+            store_floats(scores + (first_query + q) * UNIT_STRIDE + v * LANES, sums[q][v]);
         }
     }
 }
 
-/* partials[q][d ..] += sum over t of weights[q][t] * values[t][d ..], for `num_vectors` of d. */
+/* unit->sums[q][d ..] += sum over t of weights[q][t] * values[t][d ..], for `num_vectors` of d. */
 INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_vectors,
                        int first_query, int d, const uint8_t *values, const uint8_t *next,
                        int count, const float *weights) {
     const int bytes = element_bytes(format), row_bytes = unit->head_dim * bytes;
     const int remaining = unit->head_dim - d;
-    float *partials = unit->partials + first_query * unit->partial_stride + d;
+    float *unit_sums = unit->sums + first_query * unit->sum_stride + d;
     Floats sums[MAX_PASS_QUERIES][8];
     for (int q = 0; q < num_queries; q++) {
         for (int v = 0; v < num_vectors; v++) {
-            sums[q][v] = load_floats(partials + q * unit->partial_stride + v * LANES);
+            sums[q][v] = load_floats(unit_sums + q * unit->sum_stride + v * LANES);
         }
     }
     values += d * bytes;
@@ -102,7 +113,7 @@ INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_ve
     }
     for (int q = 0; q < num_queries; q++) {
         for (int v = 0; v < num_vectors; v++) {
-            store_floats(partials + q * unit->partial_stride + v * LANES, sums[q][v]);
+            store_floats(unit_sums + q * unit->sum_stride + v * LANES, sums[q][v]);
         }
     }
 }
@@ -133,15 +144,20 @@ INLINE int pass_queries(int remaining) {
     return (remaining + passes - 1) / passes;
 }
 
+/* scores[q][k] = queries[q] . keys[k], for `count` keys; what is written after them is
+   meaningless. */
 INLINE void score_keys(const Unit *unit, int format, const uint8_t *keys, const uint8_t *next,
                        int count, float *scores) {
-    for (int q = 0, n; q < unit->num_queries; q += n) {
-        n = pass_queries(unit->num_queries - q);
-        if (n == 1) score_pass(unit, format, 1, q, keys, next, count, scores);
-        if (n == 2) score_pass(unit, format, 2, q, keys, next, count, scores);
-        if (n == 3) score_pass(unit, format, 3, q, keys, next, count, scores);
-        if (n == MAX_PASS_QUERIES && n > 3) {
-            score_pass(unit, format, MAX_PASS_QUERIES, q, keys, next, count, scores);
+    const int64_t row_bytes = unit->head_dim * element_bytes(format);
+    for (int k = 0; k < count; k += KEYS, keys += KEYS * row_bytes, next += KEYS * row_bytes) {
+        prefetch(next, KEYS * (int)row_bytes);
+        load_keys(unit, (int)row_bytes, keys, count - k);
+        for (int q = 0, n; q < unit->num_queries; q += n) {
+            n = pass_queries(unit->num_queries - q);
+            if (n == 1) score_pass(unit, format, 1, q, scores + k);
+            if (n == 2) score_pass(unit, format, 2, q, scores + k);
+            if (n == 3) score_pass(unit, format, 3, q, scores + k);
+            if (n == MAX_PASS_QUERIES && n > 3) score_pass(unit, format, MAX_PASS_QUERIES, q, scores + k);
         }
     }
 }
@@ -192,7 +208,7 @@ static void visit_packed_blocks(const AttentionOp *op, const Span *span, int hea
         const uint8_t *bits = token_bits(op, span, head, token);
         unpack_rows(rows, bits, head < op->num_kv_heads, op->head_dim, count, unit->unpacked);
         const uint8_t *unpacked = (const uint8_t *)unit->unpacked;
-        kernel(unit, unpacked, unpacked, count, unit->scores + token - range.first);
+        kernel(unit, unpacked, unpacked, count, unit->scores + token - unit->start);
     }
 }
 
@@ -209,70 +225,81 @@ static void visit_blocks(const AttentionOp *op, const Span *span, int head, Toke
         count = tokens_in_block(op, token, range.end);
         int is_last = token + count == range.end;
         next = is_last ? after : row_elements(op, token_row(op, span, head, token + count));
-        kernel(unit, rows, next, count, unit->scores + token - range.first);
+        kernel(unit, rows, next, count, unit->scores + token - unit->start);
     }
 }
 
-/* Copy the scales of the rows of `range`; zeros follow them. */
+/* Copy the scales of the rows of `range` to an array of the unit. */
 static void gather_scales(const AttentionOp *op, const Span *span, int head, TokenRange range,
-                          float *scales) {
+                          const Unit *unit, float *scales) {
     const LayerCache *cache = &op->cache;
     for (int token = range.first, count; token < range.end; token += count) {
         count = tokens_in_block(op, token, range.end);
         const float *from = cache->scales + token_row(op, span, head, token);
         for (int i = 0; i < count; i++) {
-            scales[token - range.first + i] = row_scale(cache->format, from[i]);
+            scales[token - unit->start + i] = row_scale(cache->format, from[i]);
         }
     }
-    memset(scales + range.end - range.first, 0, 16 * sizeof(float));
 }
 
-/* Turn a query's raw scores into weights exp(score - max), times the values' scales; scale the
-   partial result to the new maximum. */
-static void weigh(const AttentionOp *op, const Unit *unit, int query, int head, int distance,
-                  int count) {
-    const int padded = round_up_lanes(count), head_dim = padded_head_dim(op);
+/* Add LANES weights of tokens, those whose numbers are equal modulo 4 one after the other. */
+INLINE Floats4 add_weights(Floats4 sums, Floats weights) {
+    for (int i = 0; i < LANES; i += 4) {
+        Floats4 four;
+        memcpy(&four, (const float *)&weights + i, sizeof four);
+        sums += four;
+    }
+    return sums;
+}
+
+/* Turn a query's raw scores of the tokens of `range` into weights exp(score - max), times the
+   values' scales, and begin its partial result: the largest score, and the sum of the weights. */
+static void weigh(const AttentionOp *op, const Unit *unit, int query, int head, int position,
+                  TokenRange range) {
+    const int first = range.first - unit->start, end = range.end - unit->start;
+    const int padded = round_up_lanes(end), head_dim = padded_head_dim(op);
     float *scores = unit->scores + query * UNIT_STRIDE;
-    float *partial = unit->partials + query * unit->partial_stride;
+    float *partial = unit->sums + query * unit->sum_stride;
     const Floats cap = broadcast(op->softcap);
     const Floats slope = broadcast(op->slopes ? op->slopes[head] : 0);
-    Floats largest = broadcast(partial[head_dim]), sum = {0};
+    Floats largest = broadcast(-INFINITY);
     for (int i = 0; i < padded; i += LANES) {
-        Floats score = load_floats(scores + i);
+        Floats score = load_floats(scores + i), number = lane_numbers(i);
         if (op->cache.scales) score *= load_floats(unit->key_scales + i);
         if (op->softcap != 0) score = cap * tanh_floats(score / cap);
-        if (op->slopes) score = add_product(score, slope, lane_numbers(distance + i));
-        score = select_floats(lane_numbers(i) < (float)count, score, broadcast(-INFINITY));
+        if (op->slopes) {
+            score = add_product(score, slope, lane_numbers(unit->start - position + i));
+        }
+        Ints is_visible = (number >= (float)first) & (number < (float)end);
+        score = select_floats(is_visible, score, broadcast(-INFINITY));
         store_floats(scores + i, score);
         largest = max_floats(score, largest);
     }
-    const Floats max = broadcast(max_element(largest));
+    const float max = max_element(largest);
+    Floats4 sums = {0};
     for (int i = 0; i < padded; i += LANES) {
         Floats weight = exp_floats(load_floats(scores + i) - max);
-        sum += weight;
+        sums = add_weights(sums, weight);
         if (op->cache.scales) weight *= load_floats(unit->value_scales + i);
         store_floats(scores + i, weight);
     }
-    const float factor = exp_floats(broadcast(partial[head_dim]) - max)[0];
-    for (int d = 0; d < head_dim; d += LANES) {
-        store_floats(partial + d, load_floats(partial + d) * factor);
-    }
-    partial[head_dim] = max[0];
-    partial[head_dim + 1] = partial[head_dim + 1] * factor + add_elements(sum);
+    partial[head_dim] = max;
+    partial[head_dim + 1] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 /* Place the arrays of a unit in `memory` and fill in the queries. */
-static Unit prepare_unit(const AttentionOp *op, const float *row, float *partials,
-                         uint8_t *memory) {
+static Unit prepare_unit(const AttentionOp *op, const float *row, uint8_t *memory) {
     const int group = group_size(op), stride = padded_head_dim(op);
     Unit unit = {.num_queries = group, .head_dim = op->head_dim, .stride = stride};
-    unit.partial_stride = partial_floats(op);
-    unit.partials = partials;
+    unit.sum_stride = partial_floats(op);
     unit.queries = (float *)(void *)memory;
     unit.scores = unit.queries + group * stride;
     unit.key_scales = unit.scores + group * UNIT_STRIDE;
     unit.value_scales = unit.key_scales + UNIT_STRIDE;
-    unit.unpacked = (int8_t *)(void *)(unit.value_scales + UNIT_STRIDE);
+    unit.sums = unit.value_scales + UNIT_STRIDE;
+    unit.columns = unit.sums + group * unit.sum_stride;
+    unit.rows = (uint8_t *)(unit.columns + KEYS * stride);
+    unit.unpacked = (int8_t *)(unit.rows + (size_t)4 * KEYS * stride);
     for (int q = 0; q < group; q++, row += op->head_dim) {
         float *query = unit.queries + q * stride;
         memset(query + stride - 16, 0, 16 * sizeof(float));
@@ -281,29 +308,39 @@ static Unit prepare_unit(const AttentionOp *op, const float *row, float *partial
     return unit;
 }
 
-void attend_decode(const AttentionOp *op, const Run *run, const Span *span, int index, int kv_head,
-                   TokenRange range, float *partials, uint8_t *memory) {
+/* Compute the partial results of a unit. */
+static void attend_unit(const AttentionOp *op, const Span *span, int index, int kv_head,
+                        TokenRange range, const Unit *unit) {
     const int format = op->cache.format, first_head = kv_head * group_size(op);
     const int value_head = op->num_kv_heads + kv_head;
+    const uint8_t *values = row_elements(op, token_row(op, span, value_head, range.first));
+    visit_blocks(op, span, kv_head, range, unit, key_kernels[format], values);
+    if (op->cache.scales) {
+        gather_scales(op, span, kv_head, range, unit, unit->key_scales);
+        gather_scales(op, span, value_head, range, unit, unit->value_scales);
+    }
+    memset(unit->sums, 0, (size_t)unit->num_queries * unit->sum_stride * sizeof(float));
+    for (int q = 0; q < unit->num_queries; q++) {
+        weigh(op, unit, q, first_head + q, row_position(span, index), range);
+    }
+    const int next = min_int(range.end, visible_tokens(op, span, index).end - 1);
+    const uint8_t *keys = row_elements(op, token_row(op, span, kv_head, next));
+    visit_blocks(op, span, value_head, range, unit, value_kernels[format], keys);
+}
+
+void attend_decode(const AttentionOp *op, const Run *run, const Span *span, int index, int kv_head,
+                   TokenRange range, float *partials, uint8_t *memory) {
+    const int first_head = kv_head * group_size(op), size = partial_floats(op);
     const float *row = query_row(op, run, span->first_row + index) + first_head * op->head_dim;
-    const Unit unit = prepare_unit(op, row, partials, memory);
-    TokenRange part = range;
-    for (; part.first < range.end; part.first = part.end) {
-        part.end = min_int(range.end, (part.first / SPLIT_TOKENS + 1) * SPLIT_TOKENS);
-        const int64_t values = token_row(op, span, value_head, part.first);
-        visit_blocks(op, span, kv_head, part, &unit, key_kernels[format],
-                     row_elements(op, values));
-        if (op->cache.scales) {
-            gather_scales(op, span, kv_head, part, unit.key_scales);
-            gather_scales(op, span, value_head, part, unit.value_scales);
-        }
-        int distance = part.first - row_position(span, index);
+    Unit unit = prepare_unit(op, row, memory);
+    unit.start = range.first / UNIT_TOKENS * UNIT_TOKENS;
+    for (int end; unit.start < range.end; unit.start = end) {
+        end = unit.start + UNIT_TOKENS;
+        TokenRange part = {max_int(range.first, unit.start), min_int(range.end, end)};
+        attend_unit(op, span, index, kv_head, part, &unit);
         for (int q = 0; q < unit.num_queries; q++) {
-            weigh(op, &unit, q, first_head + q, distance, part.end - part.first);
+            add_partial(op, partials + q * size, unit.sums + q * size);
         }
-        const int64_t keys = token_row(op, span, kv_head, min_int(part.end, range.end - 1));
-        visit_blocks(op, span, value_head, part, &unit, value_kernels[format],
-                     row_elements(op, keys));
     }
 }
 

@@ -20,24 +20,23 @@ INLINE int64_t cache_row(const LayerCache *cache, int num_kv_heads, int block, i
 enum { FP8_UNIT = 256 }; /* the loaded elements of KV_FP8 are to be multiplied by it */
 
 /* The exponent and the fraction at fp16's place are the number times 2^-8. */
-INLINE Floats load_fp8(const uint8_t *from) {
-    int8_t __attribute__((vector_size(LANES))) bytes;
-    memcpy(&bytes, from, sizeof bytes);
-    uint16_t __attribute__((vector_size(2 * LANES))) halves;
-    /* A negative byte has its sign twice after the shift. */
-    halves = __builtin_convertvector(bytes, __typeof__(halves)) << 7 & 0xbfff;
-    return __builtin_convertvector((Halves)halves, Floats);
+INLINE Floats fp8_to_floats(HalfWords bytes) {
+    return fp16_to_floats((bytes & 0x80) << 8 | (bytes & 0x7f) << 7);
 }
 #else
 enum { FP8_UNIT = 1 };
 
-INLINE Floats load_fp8(const uint8_t *from) {
-    uint8_t __attribute__((vector_size(LANES))) bytes;
-    memcpy(&bytes, from, sizeof bytes);
+INLINE Floats fp8_to_floats(HalfWords bytes) {
     Uints wide = __builtin_convertvector(bytes, Uints);
     return (Floats)((wide & 0x80) << 24 | (wide & 0x7f) << 20) * 0x1p120f;
 }
 #endif
+
+INLINE Floats load_fp8(const uint8_t *from) {
+    uint8_t __attribute__((vector_size(LANES))) bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return fp8_to_floats(__builtin_convertvector(bytes, HalfWords));
+}
 
 /* What the loaded elements of a row are to be multiplied by. */
 INLINE float row_scale(int format, float scale) {
@@ -54,6 +53,19 @@ INLINE Floats load_elements(int format, const uint8_t *from) {
     int8_t __attribute__((vector_size(LANES))) bytes;
     memcpy(&bytes, from, sizeof bytes);
     return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+}
+
+/* Element number `index` of LANES words of 32 bits from as many rows: as `load_elements`. */
+INLINE Floats word_elements(int format, Uints words, int index) {
+    if (format == KV_F32) return (Floats)words;
+    if (format == KV_BF16) return (Floats)(index ? words & 0xffff0000 : words << 16);
+    if (format == KV_F16) {
+        return fp16_to_floats(__builtin_convertvector(words >> 16 * index, HalfWords));
+    }
+    if (format == KV_FP8) {
+        return fp8_to_floats(__builtin_convertvector(words >> 8 * index & 0xff, HalfWords));
+    }
+    return __builtin_convertvector((Ints)(words << (24 - 8 * index)) >> 24, Floats);
 }
 
 /* The same for the last `count` < LANES elements of a row; the others become zero. */

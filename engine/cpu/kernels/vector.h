@@ -54,23 +54,27 @@ INLINE Floats load_bf16(const uint8_t *from) {
 typedef _Float16 Halves __attribute__((vector_size(2 * LANES)));
 #endif
 
+typedef uint16_t HalfWords __attribute__((vector_size(2 * LANES)));
+
 /* LANES fp16 numbers. */
-INLINE Floats load_fp16(const uint8_t *from) {
+INLINE Floats fp16_to_floats(HalfWords words) {
 #if defined(__F16C__) || defined(__aarch64__)
-    Halves halves;
-    memcpy(&halves, from, sizeof halves);
-    return __builtin_convertvector(halves, Floats);
+    return __builtin_convertvector((Halves)words, Floats);
 #else
     /* The exponent and the fraction at fp32's place are the number times 2^-112. */
-    uint16_t __attribute__((vector_size(2 * LANES))) halves;
-    memcpy(&halves, from, sizeof halves);
-    Uints wide = __builtin_convertvector(halves, Uints);
+    Uints wide = __builtin_convertvector(words, Uints);
     Uints magnitude = (wide & 0x7fff) << 13, sign = (wide & 0x8000) << 16;
     Floats finite = (Floats)magnitude * 0x1p112f;
     Ints is_special = (Ints)magnitude >= 0x7c00 << 13;
     Floats value = select_floats(is_special, (Floats)(magnitude | 0x7f800000), finite);
     return (Floats)((Uints)value | sign);
 #endif
+}
+
+INLINE Floats load_fp16(const uint8_t *from) {
+    HalfWords words;
+    memcpy(&words, from, sizeof words);
+    return fp16_to_floats(words);
 }
 
 INLINE void store_floats(void *to, Floats v) { memcpy(to, &v, sizeof v); }

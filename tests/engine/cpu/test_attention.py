@@ -1,6 +1,6 @@
 """Attention over the KV cache against torch in fp64."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pytest
@@ -14,6 +14,7 @@ from swiftchat.engine.cpu.program import SpanRows
 from swiftchat.engine.model.int5_kv import rotate_heads
 from tests.support.cases import each_case
 from tests.support.native.kv import NativeKV
+from tests.support.native.libraries import VARIANT_NAMES
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 TOKENS = OpHeader(row_set=RowSet.TOKENS)
@@ -294,16 +295,40 @@ def test_rows_do_not_depend_on_other_rows(variant: str, span: SpanCase) -> None:
     assert torch.equal(alone, case.run(variant, inputs=inputs)[: span.num_rows])
 
 
+SAME = {
+    "short": Case(one(60, 320)),
+    "few rows": Case(one(8, 130)),
+    "whole": Case(one(140, 140), block_size=7, head_dim=50),
+    "options": Case(one(40, 300), softcap=4.0, has_slopes=True, has_sinks=True, head_dim=36),
+    "window": Case(one(90, 400), window=70, block_size=100),
+    "window of several units": Case(one(12, 700), window=300),
+    "prefix": Case(one(100, 400, 333)),
+    "splits of several units": Case(one(20, 6000), num_heads=2, num_kv_heads=1, head_dim=16),
+    "window over splits": Case(one(20, 5400), num_heads=3, num_kv_heads=1, head_dim=16, window=900),
+    **{f"cache {kv.name}": Case(one(30, 200), kv=kv, head_dim=40) for kv in KVFormat},
+}
+
+
 @each_variant
-@each_case("num_rows", [8, 60])
-def test_prefill_agrees_with_decode(variant: str, num_rows: int) -> None:
-    case = Case(one(num_rows, 320))
+@each_case("name", SAME)
+def test_prefill_and_decode_give_the_same_bits(variant: str, name: str) -> None:
+    case = SAME[name]
+    (span,) = case.spans
     inputs = case.inputs()
     together = case.run(variant, inputs=inputs)
-    for index in {0, num_rows // 2, num_rows - 1}:
-        row = inputs.row(index)
-        alone = Case(one(1, 321 - num_rows + index)).run(variant, inputs=row)
-        torch.testing.assert_close(alone[0], together[index], rtol=TOLERANCE, atol=TOLERANCE)
+    for index in {0, span.num_rows // 2, span.num_rows - 1}:
+        context_len = span.context_len - span.num_rows + index + 1
+        alone = replace(case, spans=one(1, max(context_len, span.prefix_len), span.prefix_len))
+        if context_len < span.prefix_len:  # as the last row it would see other tokens
+            continue
+        assert torch.equal(alone.run(variant, inputs=inputs.row(index))[0], together[index])
+
+
+@pytest.mark.parametrize("variant", VARIANT_NAMES[2:])
+@each_case("name", SAME)
+def test_widths_of_vectors_give_the_same_bits(variant: str, name: str) -> None:
+    """But those of the first variant, which rounds products before it adds them."""
+    assert torch.equal(SAME[name].run(variant), SAME[name].run(VARIANT_NAMES[1]))
 
 
 @each_variant

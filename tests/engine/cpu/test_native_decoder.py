@@ -3,6 +3,7 @@
 `tests/engine/model` has every architecture against transformers.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,8 +98,53 @@ def test_batches_of_changing_sizes_equal_sequences_alone(int4: Path) -> None:
                 bench.scheduler.remove(sequence)
     for i, prompt in enumerate(prompts):
         alone = tiny.Bench(int4, dtype=torch.bfloat16, native=True).last_logits(prompt)
-        # Rounding to the cache's bf16 may differ by a step where sums have another order.
-        assert relative_error(found[i], alone) <= 2**-7
+        assert torch.equal(found[i], alone)
+
+
+@pytest.fixture(scope="module")
+def quantized(folder: Path) -> Callable[[str], Path]:
+    def make(scheme: str) -> Path:
+        path = folder.with_name(f"same-{scheme}")
+        if not path.exists():
+            convert(folder, path, quantization=QuantizationSpec(scheme))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kv_dtype"),
+    [("int4", "auto"), ("int8", "int8"), ("int8", "int5"), ("mxfp4", "auto")],
+)
+def test_logits_depend_on_the_tokens_alone(
+    scheme: str, kv_dtype: str, quantized: Callable[[str], Path]
+) -> None:
+    """The same bits token by token, in chunks of any size, with a cached prefix, in a batch."""
+    ids, path = tiny.random_ids(150, seed=3), quantized(scheme)
+    lengths, found = (20, 90, 150), {}
+
+    def bench(chunk_tokens: int) -> tiny.Bench:
+        return tiny.Bench(
+            path,
+            chunk_tokens=chunk_tokens,
+            dtype=torch.bfloat16,
+            kv_dtype=kv_dtype,
+            native=True,
+        )
+
+    for chunk_tokens in (1, 9, 10, 64, 512):
+        chunked = bench(chunk_tokens)  # longer prompts find the shorter ones in the cache
+        found[chunk_tokens] = torch.stack([chunked.last_logits(ids[:end]) for end in lengths])
+    together = bench(100)
+    for end in lengths:
+        together.scheduler.add(TokenSequence(end, ids[:end], SamplingParams()))
+    batched: dict[int, Tensor] = {}
+    while batched.keys() != set(lengths):
+        for end, logits in together.step().items():
+            batched.setdefault(end, logits)
+            next(each for each in together.scheduler.running if each.id == end).tokens.append(3)
+    found[0] = torch.stack([batched[end] for end in lengths])
+    assert all(torch.equal(logits, found[512]) for logits in found.values())
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
