@@ -465,7 +465,7 @@ MUTANTS = (
     ),
     Mutant(
         "links out of a folder of knowledge are read",
-        "chat/knowledge/folder.py",
+        "chat/attachments/folder.py",
         "entry.is_file(follow_symlinks=False)",
         "entry.is_file()",
         ("tests/chat/knowledge/test_folder.py::test_links_are_not_followed",),
