@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from io import StringIO
 
 from swiftchat.chat.terminal.sanitize import escape_invisible
 
@@ -16,7 +17,7 @@ def diff_rows(old: str, new: str) -> list[Row]:
 
     Nothing in a row is invisible: what has no glyph is escaped, and the lack of a line end noted.
     """
-    old_lines, new_lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    old_lines, new_lines = (StringIO(text, newline="\n").readlines() for text in (old, new))
     begin = _num_equal(old_lines, new_lines)
     end = _num_equal(old_lines[begin:][::-1], new_lines[begin:][::-1])
     old_part = old_lines[begin : len(old_lines) - end]

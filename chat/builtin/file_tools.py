@@ -25,7 +25,7 @@ def read(
     place = place_of(path, top)
 
     def run() -> str:
-        lines = text_of(place.name, place.read()).text.splitlines()
+        lines = text_of(place.name, place.read()).text.removesuffix("\n").split("\n")
         begin = max(0, first_line - 1)
         shown = lines[begin : begin + max(0, num_lines)]
         rest = len(lines) - begin - len(shown)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import psutil
-
 from swiftchat.errors import UsageError
 from swiftchat.errors.interpreter import guarded
 
@@ -111,7 +109,12 @@ def _end_all(process: "subprocess.Popen[bytes]") -> None:
 
     The program is not waited for before: its number still belongs to it.
     """
-    found = [one.pid for one in _descendants(process.pid)]
+    # Imported here, because it would delay the prompt.
+    import psutil
+
+    found = []
+    with contextlib.suppress(psutil.Error):
+        found += [one.pid for one in psutil.Process(process.pid).children(recursive=True)]
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) == process.pid:
@@ -120,10 +123,3 @@ def _end_all(process: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []

@@ -36,7 +36,7 @@ def search(pattern: str, path: str, top: str) -> int:
         place = Place(name, top)
         text = _text(place)
         num_left_out += text is None
-        for number, line in enumerate((text or "").splitlines(), 1):
+        for number, line in enumerate((text or "").split("\n"), 1):
             if expression.search(line) is None:
                 continue
             if num_matches == _MAX_MATCHES:

@@ -17,7 +17,11 @@ def ask_consent(keyboard: Keyboard, question: str, choices: Mapping[str, str]) -
     """
     letters = "/".join("N" if letter == "n" else letter for letter in choices)
     while True:
-        reply = keyboard.ask(f"{question} [{letters}] ")
+        try:
+            reply = keyboard.ask(f"{question} [{letters}] ")
+        except KeyboardInterrupt:
+            write("\n")  # the question is left without an answer
+            raise
         word = "n" if reply is None else reply.strip().lower() or "n"
         for letter in choices:
             if word in (letter, _WORDS[letter]):

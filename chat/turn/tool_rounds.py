@@ -71,7 +71,8 @@ class ToolRounds:
             self.view.show_error(error)
             return f"Error: {error.message}"
         except SwiftchatError as error:
-            return f"Error: {error.message}"
+            hint = "" if error.hint == error.default_hint else f"; {error.hint}"
+            return f"Error: {error.message}{hint}"
         return made + shortened(text, self.max_characters(text))
 
     def _allowed(self, tool: Tool, call: ToolCall) -> tuple[str, Action | None]:
