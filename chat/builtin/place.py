@@ -1,7 +1,6 @@
 """A path that a tool was given: where it leads to, and files there that are what they seem."""
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ class Place:
     def warning(self) -> str:
         """Why the user is asked about this place every time; empty: there is no reason."""
         if not self.is_inside:
-            return f"{self.path} is outside of the working folder {self.top}"
+            return f"{self.path} is outside of the working folder"
         if any(part.startswith(".") for part in self.name.split("/") if part != "."):
             return f"{self.name} is hidden"
         return ""
@@ -107,7 +106,7 @@ class Place:
         return mode
 
     def _replace(self, folder: int, name: str, content: bytes, mode: int | None) -> None:
-        part = f".{name[:200]}.{secrets.token_hex(4)}"
+        part = f".{name[:200]}.{os.urandom(4).hex()}"
         descriptor = os.open(
             part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666, dir_fd=folder
         )
