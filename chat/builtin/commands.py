@@ -37,7 +37,10 @@ def _action(kind: str, sign: str, command: list[str], text: str, top: str) -> Ac
     if not text.strip() or len(text) > _MAX_CHARACTERS:
         raise UsageError("there is nothing to run, or more than 100,000 characters", "")
     lines = [escape_invisible(line.expandtabs(4)) for line in text.split("\n")]
-    rows: list[Row] = [("tool", kind), *(("code", f"{sign}{line}") for line in lines)]
+    rows: list[Row] = [
+        ("tool", escape_invisible(kind)),
+        *(("code", f"{sign}{line}") for line in lines),
+    ]
 
     def run() -> str:
         ended = run_program(command, top, limit_s=_LIMIT_S, max_bytes=_MAX_BYTES, env=_ENV)

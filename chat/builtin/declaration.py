@@ -31,8 +31,10 @@ def declared(name: str, function: Callable[..., Action], edited: str, *given: ob
     }
 
     def prepare(arguments: dict[str, Any]) -> Action:
-        _check(name, arguments, schema)
-        return function(*given, **arguments)
+        # Many models give null for what they leave out.
+        found = {argument: value for argument, value in arguments.items() if value is not None}
+        _check(name, found, schema)
+        return function(*given, **found)
 
     description = inspect.getdoc(function) or ""
     return Tool(name, BUILT_IN, name, description, schema, prepare, edited)

@@ -93,7 +93,7 @@ def _change(kind: str, place: Place, old: bytes | None, new: bytes) -> Action:
     before, after = ((one or b"").decode("utf-8", "replace") for one in (old, new))
     diff = diff_rows(before, after)
     about = "a new file" if old is None else "changes nothing" if old == new else counts(diff)
-    rows: list[Row] = [("tool", f"{kind} {place.name} ({about})"), *diff]
+    rows: list[Row] = [("tool", f"{kind} {place.shown} ({about})"), *diff]
 
     def run() -> str:
         place.write(new, old)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from swiftchat.chat.terminal.sanitize import escape_invisible
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.paths import user_path
 
@@ -39,12 +40,17 @@ class Place:
         return os.path.relpath(self.path, self.top) if self.is_inside else self.path
 
     @property
+    def shown(self) -> str:
+        """The name for a question: nothing in it is invisible."""
+        return escape_invisible(self.name)
+
+    @property
     def warning(self) -> str:
         """Why the user is asked about this place every time; empty: there is no reason."""
         if not self.is_inside:
-            return f"{self.path} is outside of the working folder"
+            return f"{self.shown} is outside of the working folder"
         if any(part.startswith(".") for part in self.name.split("/") if part != "."):
-            return f"{self.name} is hidden"
+            return f"{self.shown} is hidden"
         return ""
 
     def read(self, max_bytes: int = MAX_BYTES) -> bytes:

@@ -3,6 +3,7 @@
 An expression may take time without end, and then the process is killed; it limits its memory.
 """
 
+import io
 import json
 import re
 import resource
@@ -60,6 +61,8 @@ def _text(place: Place) -> str | None:
 
 def main() -> None:
     """Answer one request."""
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # names of files may be anything
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     sys.exit(search(**json.load(sys.stdin)))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.history.tool_call import ToolCall, well_formed
 from swiftchat.chat.tools.connection import ServerError
 from swiftchat.chat.tools.result import shortened
 from swiftchat.chat.tools.tool import Action, Tool
@@ -53,7 +53,9 @@ class ToolRounds:
                     text = self._result(call)
                 except KeyboardInterrupt:
                     is_canceled, text = True, _CANCELED
-            self.view.show_result(self.conversation.add_tool_result(call, text))
+            # Names of files may have bytes that are no text.
+            result = self.conversation.add_tool_result(call, well_formed(text))
+            self.view.show_result(result)
         return not (is_canceled or self.is_at_limit)
 
     def _result(self, call: ToolCall) -> str:

@@ -43,6 +43,8 @@ def test_arguments_are_checked(prepare: Prepare) -> None:
     ):
         with pytest.raises(UsageError, match=reason):
             prepare("read", **arguments)
+    Path("a").write_text("text")
+    assert prepare("read", path="a", first_line=None, num_lines=None).run() == "text"
 
 
 def test_read(prepare: Prepare) -> None:
@@ -100,6 +102,17 @@ def test_edit_replaces_what_occurs_once(prepare: Prepare) -> None:
 def test_nothing_in_a_diff_is_invisible() -> None:
     rows = diff_rows("a\n", "a\u200b\x1b[31m\tb\r\n")
     assert rows[-1] == ("added", "+ a\\u200b\\u001b[31m b\\r")
+
+
+def test_names_of_files_may_be_anything(prepare: Prepare) -> None:
+    Path("\udcff\u202e.txt").write_text("find\n")
+    assert "find" in prepare("search", pattern="find").run()
+    assert prepare("list").run() == "\udcff\u202e.txt  5", "made well-formed for the model"
+    action = prepare("write", path="\udcff\u202e.txt", content="new\n")
+    assert action.rows[0] == ("tool", "write \\udcff\\u202e.txt (+1 −1)")
+    assert prepare("read", path="../\u202e").warning.endswith(
+        "/\\u202e is outside of the working folder"
+    )
 
 
 def test_diffs_of_large_texts_take_no_square_of_time() -> None:

@@ -85,6 +85,19 @@ def test_always_shows_diffs_still_and_asks_for_hidden_and_other_places(chat: Cha
     assert Path(".hidden").read_text() == "x\n" and Path("../b").read_text() == "y\n"
 
 
+def test_s_shows_all_of_a_long_change(chat: Chat) -> None:
+    lines = "".join(f"line {i} of it\n" for i in range(100))
+    terminal = chat(tool_call("write", path="b.txt", content=lines), "Done.")
+    terminal.type("write\r")
+    assert "line 99 of it" not in terminal.wait_for("allow this call? [y/N/a/e/s]")
+    assert "… 42 more lines" in terminal.look()
+    terminal.type_now("s\r")
+    terminal.wait_for(lambda text: "e/s]" in text.partition("+ line 99 of it")[2])
+    terminal.type_now("n\r")
+    terminal.wait_for("Done.")
+    assert not Path("b.txt").exists()
+
+
 def test_e_changes_a_command_before_it_runs(chat: Chat) -> None:
     terminal = chat(tool_call("shell", command="touch one"), "Done.")
     terminal.type("run\r")

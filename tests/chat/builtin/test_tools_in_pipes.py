@@ -69,6 +69,12 @@ def test_other_places_are_refused_always(program: Program, allowed: tuple[str, .
         assert "secret\n" not in program.engine.prompt_text().partition("<tool_response>")[2]
 
 
+def test_a_name_that_is_no_text_reaches_the_model(program: Program) -> None:
+    Path("\udcff").write_text("x")
+    result = run(program, tool_call("list"), "--tools", "list")
+    assert result.exit_code == 0 and "\ufffd  1" in program.engine.prompt_text()
+
+
 def test_errors_are_results_with_their_hint(program: Program) -> None:
     run(program, tool_call("read", path="gone"), "--tools", "read")
     assert "Error: cannot read gone: No such file or directory; check the path" in (

@@ -2,6 +2,7 @@
 
 import json
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ GONE: list[tuple[int, bytes]] = [
 ]
 
 
+def _tool(name: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    return {"name": name, "inputSchema": schema}
+
+
 @dataclass
 class OddServer:
     """A server with one tool, `echo`. `sessions` are those that it knows; `calls` it has made."""
@@ -39,7 +45,8 @@ class OddServer:
     status: int = 0  # of every answer
     gone: tuple[int, bytes] = GONE[0]
     keeps: bool = True  # new sessions
-    names: list[str] = field(default_factory=lambda: ["echo"])
+    tools: list[Any] = field(default_factory=lambda: [_tool("echo")])
+    drops: bool = False  # the connection, instead of an answer to a call
     calls: int = 0
     sessions: set[str] = field(default_factory=set)
     streams: dict[str, "queue.Queue[str | None]"] = field(default_factory=dict)
@@ -61,8 +68,7 @@ class OddServer:
                 result = {"protocolVersion": "2025-06-18", "capabilities": tools}
                 result["serverInfo"] = info
             case "tools/list":
-                schema = {"type": "object", "properties": {"text": {"type": "string"}}}
-                result = {"tools": [{"name": name, "inputSchema": schema} for name in self.names]}
+                result = {"tools": self.tools}
             case "tools/call":
                 self.calls += 1
                 text = request["params"]["arguments"]["text"]
@@ -142,6 +148,10 @@ def running(odd: OddServer) -> Iterator[str]:
                 self.reply(*odd.gone)
             elif "id" not in request:
                 self.reply(202)
+            elif odd.drops and request["method"] == "tools/call":
+                odd.calls += 1
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
             else:
                 self.reply(200, json.dumps(odd.answer(request)).encode())
 
@@ -213,7 +223,7 @@ def test_tools_are_read_again_when_the_server_says_that_they_change() -> None:
     with running(odd) as url, Toolbox([ServerSpec("odd", url=url)], ["echo"]) as toolbox:
         toolbox.start(lambda error: warnings.append(error.message))
         assert toolbox.refresh(print) == []
-        odd.names = ["echo", "new"]
+        odd.tools.append(_tool("new"))
         changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
         for stream in odd.streams.values():
             stream.put(f"event: message\ndata: {json.dumps(changed)}\n\n")
@@ -224,3 +234,46 @@ def test_tools_are_read_again_when_the_server_says_that_they_change() -> None:
         assert toolbox.is_allowed(toolbox.tools["echo"])
         assert not toolbox.is_allowed(toolbox.tools["new"])
     assert not warnings
+
+
+def test_a_call_that_may_have_been_made_is_not_repeated() -> None:
+    odd = OddServer(drops=True)
+    with running(odd) as url, Connections() as connections:
+        server = connections.open(ServerSpec("odd", url=url))
+        server.wait_ready()
+        with pytest.raises(ServerError, match="the MCP server odd has ended"):
+            server.call("echo", {"text": "a"})
+    assert odd.calls == 1
+
+
+def test_one_odd_tool_does_not_lose_the_others() -> None:
+    schemas: list[Any] = [
+        {},
+        True,
+        None,
+        [],
+        {"properties": None},
+        {"type": "object", "properties": {"a": True, "b": 3}},
+        {"type": ["object"], "properties": {"a": {}}, "required": "a"},
+        {"type": "object", "required": ["a", 3]},
+    ]
+    odd = OddServer(tools=[_tool("echo")])
+    for number, schema in enumerate(schemas):
+        odd.tools.append({"name": f"odd{number}", "description": 3, "inputSchema": schema})
+    odd.tools += [{"name": "none"}, {"name": 3}, "text", {"name": "noted", "annotations": 3}]
+    warnings: list[str] = []
+    with running(odd) as url, Toolbox([ServerSpec("odd", url=url)]) as toolbox:
+        toolbox.start(lambda error: warnings.append(error.message))
+        names = {"echo", "none", "noted", *(f"odd{i}" for i in range(len(schemas)))}
+        assert set(toolbox.tools) == names and not warnings
+        assert toolbox.tools["odd5"].schema["properties"] == {"a": {}, "b": {}}
+        assert toolbox.tools["echo"].prepare({"text": "x"}).run() == "x"
+
+
+def test_tools_that_are_too_many_are_told() -> None:
+    odd = OddServer(tools=[_tool(f"t{i}") for i in range(300)])
+    warnings: list[str] = []
+    with running(odd) as url, Toolbox([ServerSpec("odd", url=url)]) as toolbox:
+        toolbox.start(lambda error: warnings.append(error.message))
+        assert len(toolbox.tools) == 256
+    assert warnings == ["odd has 300 tools; the first 256 are used"]
