@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
@@ -322,10 +321,12 @@ class Connection:
                 streams, client_info=info, message_handler=self._note, cache=None
             ) as client:
                 tools = await _list_tools(client)
-                async with _changes(client):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_follow_changes, client)
                     self._client = client
                     self._ready.set_result(tools)
                     await self._stop.wait()
+                    tasks.cancel_scope.cancel()
 
     def _note_status(self, status: int) -> None:
         self._status = status
@@ -366,17 +367,15 @@ async def _call_within(
         return await client.call_tool(name, arguments)
 
 
-@contextlib.asynccontextmanager
-async def _changes(client: "Client") -> "AsyncIterator[None]":
+async def _follow_changes(client: "Client") -> None:
     """Have the server tell changes of its tools; those before 2026 do it without being asked."""
-    from mcp.client.subscriptions import ListenNotSupportedError
+    import anyio
 
     tools = client.server_capabilities.tools
-    async with contextlib.AsyncExitStack() as stack:
-        if tools is not None and tools.list_changed:
-            with contextlib.suppress(ListenNotSupportedError):
-                await stack.enter_async_context(client.listen(tools_list_changed=True))
-        yield
+    if tools is not None and tools.list_changed:
+        with contextlib.suppress(Exception):  # it may refuse, and then tells none
+            async with client.listen(tools_list_changed=True):
+                await anyio.sleep_forever()
 
 
 async def _list_tools(client: "Client") -> "list[Tool]":
