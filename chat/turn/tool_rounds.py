@@ -53,9 +53,7 @@ class ToolRounds:
                     text = self._result(call)
                 except KeyboardInterrupt:
                     is_canceled, text = True, _CANCELED
-            # Names of files may have bytes that are no text.
-            result = self.conversation.add_tool_result(call, well_formed(text))
-            self.view.show_result(result)
+            self.view.show_result(self.conversation.add_tool_result(call, text))
         return not (is_canceled or self.is_at_limit)
 
     def _result(self, call: ToolCall) -> str:
@@ -64,18 +62,18 @@ class ToolRounds:
         if tool is None:
             return _UNKNOWN
         try:
-            made, action = self._allowed(tool, call)
+            told, action = self._allowed(tool, call)
             if action is None:
-                return made
+                return told
             with self.view.status.waiting(f"calling {tool.label}"):
-                text = action.run()
+                text = well_formed(action.run())  # names of files may have bytes that are no text
         except ServerError as error:
             self.view.show_error(error)
             return f"Error: {error.message}"
         except SwiftchatError as error:
             hint = "" if error.hint == error.default_hint else f"; {error.hint}"
-            return f"Error: {error.message}{hint}"
-        return made + shortened(text, self.max_characters(text))
+            return well_formed(f"Error: {error.message}{hint}")
+        return told + shortened(text, self.max_characters(text))
 
     def _allowed(self, tool: Tool, call: ToolCall) -> tuple[str, Action | None]:
         """Return the action that is allowed, and what the model is told before its result.
