@@ -72,7 +72,7 @@ class ToolRounds:
             return f"Error: {error.message}"
         except SwiftchatError as error:
             hint = "" if error.hint == error.default_hint else f"; {error.hint}"
-            return well_formed(f"Error: {error.message}{hint}")
+            return str(well_formed(f"Error: {error.message}{hint}"))
         return told + shortened(text, self.max_characters(text))
 
     def _allowed(self, tool: Tool, call: ToolCall) -> tuple[str, Action | None]:
