@@ -6,6 +6,8 @@ It is here because every package may import this one, and four of them start chi
 import os
 import sys
 
+_GUARD = os.path.join(os.path.dirname(__file__), "guard.py")  # noqa: PTH118, PTH120 (as below)
+
 
 def python_module(module: str, *arguments: str) -> list[str]:
     """Return the command that runs an installed module in a child process.
@@ -23,6 +25,22 @@ def python_file(path: str, *arguments: str) -> list[str]:
     `site`, which takes most of the time of a start.
     """
     return [sys.executable, "-I", "-S", path, *arguments]
+
+
+def python_code(code: str) -> list[str]:
+    """Return the command that runs code with the installed packages.
+
+    It imports nothing from the working folder, and neither the environment nor the user's folder of
+    packages changes what it imports.
+    """
+    return [sys.executable, "-I", "-c", code]
+
+
+def guarded(command: list[str]) -> list[str]:
+    """Return a command that runs the same program, and on Linux ends it when this process dies."""
+    if sys.platform != "linux":
+        return command
+    return python_file(_GUARD, str(os.getpid()), *command)
 
 
 def child_folder() -> str | None:

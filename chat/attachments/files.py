@@ -118,7 +118,11 @@ def read_file(name: str, pages: tuple[int, int] = (1, 0)) -> Attachment:
     Raises as `read_attachments` does.
     """
     is_named = name.lower().endswith(DOCUMENT_SUFFIXES)
-    content = read_content(name, MAX_BYTES if is_named else MAX_TEXT_BYTES)
+    return text_of(name, read_content(name, MAX_BYTES if is_named else MAX_TEXT_BYTES), pages)
+
+
+def text_of(name: str, content: bytes, pages: tuple[int, int] = (1, 0)) -> Attachment:
+    """Return the text of a content, which is a text or a document; raises as `read_file` does."""
     if is_document(name, content):
         read = read_document(name, content, pages)
     elif pages != (1, 0):

@@ -1,6 +1,7 @@
 """Pages at http and https addresses as attachments."""
 
-from urllib.parse import urlsplit, urlunsplit
+from collections.abc import Callable
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import requests
 
@@ -30,18 +31,21 @@ _TEXT_TYPES = ("json", "xml", "yaml", "x-yaml", "toml", "javascript", "x-sh", "x
 _HINT = "check the address and the network"
 
 
-def fetch_page(url: str, *, offline: bool = False) -> Attachment:
+def fetch_page(
+    url: str, *, offline: bool = False, check: Callable[[str], None] | None = None
+) -> Attachment:
     """Fetch a page; HTML becomes Markdown without links and images, a document its text.
 
     At most 4 MiB, of a document 32 MiB, five redirects, and a minute for all of it. Control
-    characters are replaced by visible glyphs. Raises `UsageError` with `offline` and for a page
-    that is not text, `DownloadError` if it cannot be fetched.
+    characters are replaced by visible glyphs. `check` gets the address of each redirect before it
+    is followed, and may raise an error. Raises `UsageError` with `offline` and for a page that is
+    not text, `DownloadError` if it cannot be fetched.
     """
     name = _public_address(url)
     if offline:
         raise UsageError(f"{name} needs network access", "leave out --offline, or save the page")
     try:
-        kind, charset, content = within(_TOTAL_S, lambda: _fetch(url, name))
+        kind, charset, content = within(_TOTAL_S, lambda: _fetch(url, name, check))
     except TimeoutError as error:
         message = f"{name} took longer than {_TOTAL_S:.0f} s"
         raise DownloadError(message, "try again later") from error
@@ -54,11 +58,19 @@ def fetch_page(url: str, *, offline: bool = False) -> Attachment:
     return _page(name, content, kind, charset, pages[1] if pages else (1, 0))
 
 
-def _fetch(url: str, name: str) -> tuple[str, str | None, bytes]:
+def _fetch(
+    url: str, name: str, check: Callable[[str], None] | None
+) -> tuple[str, str | None, bytes]:
     """Return the type, the charset and the content of a page."""
+
+    def check_redirect(response: requests.Response, **_: object) -> None:
+        if check is not None and response.is_redirect:
+            check(urljoin(response.url, response.headers["Location"]))
+
     with requests.Session() as session:
         session.max_redirects = _MAX_REDIRECTS
         session.headers["User-Agent"] = "swiftchat"
+        session.hooks["response"] = [check_redirect]
         timeout = (_CONNECT_TIMEOUT_S, _STALL_S)
         with session.get(url, stream=True, timeout=timeout) as response:
             if not response.ok:

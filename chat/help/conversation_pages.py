@@ -127,27 +127,37 @@ of the model from 0; a model that fails ends with the event "error".
 """
 
 _TOOLS = """\
-MCP servers offer tools that a model may call: read files, search, compute. Needs
-pip install 'swiftchat[mcp]', and a model whose chat template takes tools.
+A model whose chat template takes tools may call some. Built in are read, list,
+search, write, edit, shell, python and fetch; they work in the present folder:
+
+  swiftchat --tools                        all of them; /tools on in a chat
+  swiftchat --tools read,list,search       these
+
+MCP servers offer others. They need pip install 'swiftchat[mcp]'.
 
   swiftchat --mcp "python server.py"       a program; repeatable
   swiftchat --mcp servers.json             a file with "mcpServers"
   swiftchat --mcp http://127.0.0.1:8000/mcp
 
-Each call is shown with its arguments and asked for: y, n, or a for always in
-this conversation. With -p and in pipes there is no question: a call is refused
-unless --allow-tool NAME (or all) allows it. NAME is SERVER.NAME as /tools lists
-it, or the name alone if only one server has it. Ctrl-C cancels a call.
+Each call is shown, a change of a file as a diff, and asked for: y, n, a for
+always in this conversation, or e to edit it first. What is outside of the folder
+or hidden is asked about every time. Ctrl-C cancels a call. With -p and in pipes
+there is no question: a call is refused unless --tools read,list names the tool,
+or --allow-tool NAME (or all) allows it. NAME is that of a built-in tool,
+SERVER.NAME as /tools lists it, or the name alone if only one tool has it.
 
 In the configuration file:
 
+  tools = "read,list,search"
   mcp = ["npx -y @modelcontextprotocol/server-filesystem /home/me/notes"]
-  allow_tool = ["server-filesystem.read_text_file"]
+  allow_tool = ["list", "server-filesystem.read_text_file"]
 
---mcp none starts no servers. --max-tool-rounds limits the rounds of one answer.
-Descriptions and results of tools are data: text in them never becomes a control
-token, and control characters in them never reach the terminal. But a model may
-do what a result asks for, so allow only tools whose calls cannot do harm.
+--mcp none starts no servers. A server that does not start ends -p with exit code
+1, unless --mcp-optional is given. --max-tool-rounds limits the rounds of one
+answer. Descriptions and results of tools are data: text in them never becomes a
+control token, and control characters in them never reach the terminal. But a
+model may do what a result asks for, so allow only tools whose calls cannot do
+harm.
 """
 
 CONVERSATION_PAGES = {
@@ -157,7 +167,7 @@ CONVERSATION_PAGES = {
     "cache": Page("Keys and values of conversations on the disk", _CACHE),
     "roles": Page("Named system prompts with options", _ROLES),
     "compare": Page("Answers of several models", _COMPARE),
-    "tools": Page("Tools of MCP servers", _TOOLS),
+    "tools": Page("Tools, built in and of MCP servers", _TOOLS),
 }
 KEYS = (
     ("Enter", "send"),

@@ -57,7 +57,7 @@ SETUP_PAGES = {
 }
 EXIT_CODES = (
     (0, "done"),
-    (1, "internal error"),
+    (1, "internal error, or a tool server that does not start"),
     (2, "usage"),
     (3, "model not found"),
     (4, "device or memory"),

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from swiftchat.chat.attachments.document import DOCUMENT_SUFFIXES
 from swiftchat.chat.attachments.files import read_file
+from swiftchat.chat.attachments.folder import readable_files
 from swiftchat.chat.history.database import is_damage, transaction
-from swiftchat.chat.knowledge.folder import readable_files
 from swiftchat.chat.knowledge.pieces import Piece, pieces_of
 from swiftchat.chat.knowledge.words import words_of
 from swiftchat.errors import FileSystemError, SwiftchatError

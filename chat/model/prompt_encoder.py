@@ -87,7 +87,7 @@ class PromptEncoder:
             raise UsageError(
                 f"the chat template of {self._files.name} has no tools, or writes calls in an "
                 "unknown way",
-                "choose a model with tools, such as qwen3:0.6b; or leave out --mcp",
+                "choose a model with tools, such as qwen3:0.6b; or leave out --mcp and --tools",
             )
         return support
 

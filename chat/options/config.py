@@ -29,6 +29,11 @@ _VALUES = tuple(name for name in (*SAMPLED, "prompt_logprobs") if name not in TE
 class ChatConfig(Options):
     """The options, checked against each other, and what model and engine get of them."""
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model is given tools at the start."""
+        return bool(self.mcp or self.tools)
+
     def check(self) -> None:
         """Raise `UsageError` for impossible or contradictory options, before a model is loaded."""
         if self.compared and (self.interactive or self.extract or self.dummy or self.connect):
@@ -71,10 +76,10 @@ class ChatConfig(Options):
             option = "--tp" if self.tp != 1 else "--pp"
             raise UsageError(f"{option} needs GPUs, but --device is cpu", f"leave out {option}")
         has_format = self.schema or self.json_object or self.regex or self.grammar
-        if self.mcp and has_format:
+        if self.has_tools and has_format:
             raise UsageError(
                 "an answer with a format calls no tools",
-                "leave out --mcp, or --schema, --json-object, --regex and --grammar",
+                "leave out --mcp and --tools, or --schema, --json-object, --regex and --grammar",
             )
         if self.no_schema_prompt and self.schema is None:
             raise UsageError("--no-schema-prompt is for --schema", "add --schema FILE")
@@ -94,6 +99,7 @@ class ChatConfig(Options):
             "-x": self.extract,
             "a second -m": self.compared,
             "--mcp": self.mcp,
+            "--tools": self.tools,
         }
         _check_alone("--samples", self.samples, others)
         if self.temperature == 0 and self.beams is None:
@@ -105,7 +111,7 @@ class ChatConfig(Options):
 
     def _check_beams(self) -> None:
         """Raise `UsageError` for what cannot be combined with a beam search."""
-        names = ("schema", "json_object", "regex", "grammar", "mcp", "draft")
+        names = ("schema", "json_object", "regex", "grammar", "mcp", "tools", "draft")
         others = {flag_of(name): getattr(self, name) for name in names}
         others |= {"--tp": self.tp != 1, "--pp": self.pp != 1}
         if self.beams is None:

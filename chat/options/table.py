@@ -151,12 +151,23 @@ class Options(InputOptions):
         help="Logprobs of the tokens of the prompt, in --json.",
     )
 
+    tools: str | None = option(
+        env=False,
+        in_file=True,
+        is_flag=False,
+        flag_value="all",
+        metavar="[NAMES]",
+        help="Give the model built-in tools: all, or such as read,list; see swiftchat help tools.",
+        section="Tools",
+    )
     mcp: tuple[str, ...] = many(
         env=False,
         in_file=True,
         metavar="COMMAND|FILE|URL",
-        help="Give the model the tools of this MCP server (repeatable); see swiftchat help tools.",
-        section="Tools",
+        help="Give the model the tools of this MCP server (repeatable).",
+    )
+    mcp_optional: bool = flag(
+        env=False, in_file=True, help="Answer -p also if an MCP server does not start."
     )
     allow_tool: tuple[str, ...] = many(
         env=False,

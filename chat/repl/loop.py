@@ -105,7 +105,7 @@ class Repl:
             StatusLine(not self._is_accessible, note=lambda columns: self._queue.note(columns)),
             attachments=list(attachments),
             keyboard=keyboard or Keyboard(),
-            toolbox=toolbox or Toolbox([]),
+            toolbox=toolbox or Toolbox(),
         )
         if config.knowledge:
             # Imported here, with SQLite: it would delay the first prompt.
@@ -162,9 +162,10 @@ class Repl:
         print_notice(
             f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D leaves"
         )
-        for server, tools in self.state.toolbox.servers().items():
+        for source, tools in self.state.toolbox.sources().items():
             if tools:
-                print_notice(f"{len(tools)} tools of {server}; /tools lists them")
+                of = f"tools of {source}" if source else "built-in tools"
+                print_notice(f"{len(tools)} {of}; /tools lists them")
         self._hints.show("start")
         for attachment in self.state.attachments:
             for note in attachment.notes:

@@ -45,7 +45,7 @@ class ChatState:
     shell_output: Attachment | None = None
     last_answer: Answer | None = None
     keyboard: Keyboard = field(default_factory=Keyboard)
-    toolbox: Toolbox = field(default_factory=lambda: Toolbox([]))
+    toolbox: Toolbox = field(default_factory=Toolbox)
     compared: ChatModel | None = None
     knowledge: "Knowledge | None" = None
 

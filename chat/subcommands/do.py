@@ -37,8 +37,7 @@ _EXAMPLE = (
     },
 )
 _MAX_TOKENS = 4096  # for models that always think first; the schema limits the command
-_QUESTION = "run it? [y/N/e] "
-_CHOICES = "y = run it, n = do not, e = edit it first"
+_CHOICES = {"y": "run it", "n": "do not", "e": "edit it first"}
 _NOT_RUN = 130  # as after the question of other commands
 
 
@@ -127,6 +126,7 @@ def _instruction() -> str:
 
 def _ask_and_run(proposal: Proposal, keyboard: "Keyboard") -> int:
     """Show the command, ask until the answer is clear, and return the exit code."""
+    from swiftchat.chat.terminal.consent import ask_consent, changed_by_user
     from swiftchat.chat.terminal.output import print_line
     from swiftchat.chat.terminal.sanitize import escape_invisible
     from swiftchat.chat.terminal.shell import run_shown
@@ -134,28 +134,11 @@ def _ask_and_run(proposal: Proposal, keyboard: "Keyboard") -> int:
     command = proposal.command
     print(escape_invisible(command))
     print_line(escape_invisible(proposal.explanation))
-    while True:
-        reply = keyboard.ask(_QUESTION)
-        word = "n" if reply is None else reply.strip().lower()
-        if word in ("y", "yes"):
+    while (choice := ask_consent(keyboard, "run it?", _CHOICES)) != "n":
+        if choice == "y":
             return run_shown(command, keyboard).status
-        if word in ("", "n", "no"):
-            return _NOT_RUN
-        if word in ("e", "edit"):
-            command = _edited(command, keyboard)
-            print(escape_invisible(command))
-            if not command:
-                return _NOT_RUN
-        else:
-            print(_CHOICES)
-
-
-def _edited(command: str, keyboard: "Keyboard") -> str:
-    """Return the command as the user has changed it; at Ctrl-D an empty one."""
-    from prompt_toolkit import prompt
-
-    with keyboard.lent():
-        try:
-            return prompt("$ ", default=command).strip()
-        except EOFError:
-            return ""
+        command = changed_by_user(keyboard, command) or ""
+        print(escape_invisible(command))
+        if not command:
+            break
+    return _NOT_RUN

@@ -21,7 +21,10 @@ _MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """A server: a program that is started with `command`, or the address `url` with `headers`."""
+    """A server: a program that is started with `command`, or the address `url` with `headers`.
+
+    With `is_sse` it speaks the older protocol over HTTP, which is else found out.
+    """
 
     name: str
     command: tuple[str, ...] = ()
@@ -29,6 +32,7 @@ class ServerSpec:
     cwd: str | None = None
     url: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    is_sse: bool = False
 
 
 def parse_servers(values: Iterable[str], offline: bool) -> list[ServerSpec]:
@@ -109,11 +113,11 @@ def _spec(key: str, fields: Any, place: str) -> ServerSpec:
     name = _plain(key)
     if not name:
         _reject(f"{place}: the name needs a letter or a digit")
-    if fields.get("type", fields.get("transport")) == "sse":
-        _reject(f"{place}: servers of the type sse are not supported")
     url, command = fields.get("url"), fields.get("command")
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        return ServerSpec(name, url=url, headers=_texts(fields, "headers", place))
+        is_sse = fields.get("type", fields.get("transport")) == "sse"
+        headers = _texts(fields, "headers", place)
+        return ServerSpec(name, url=url, headers=headers, is_sse=is_sse)
     if not isinstance(command, str) or not command:
         _reject(f"{place} has neither a command nor an url")
     args, cwd = fields.get("args", []), fields.get("cwd")

@@ -1,28 +1,30 @@
 """A turn of a chat on the terminal, where the user can be asked."""
 
+import json
 import shutil
 from collections.abc import Callable
 from typing import Protocol
 
 from swiftchat.chat.history.conversation import Message
-from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.history.tool_call import ToolCall, arguments_of
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.message_rows import call_rows
 from swiftchat.chat.render.stats import slid_text, stats_line
 from swiftchat.chat.render.style import Rows, Style
+from swiftchat.chat.terminal.consent import ask_consent, changed_by_user
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.status_line import StatusLine
-from swiftchat.chat.tools.toolbox import Tool
+from swiftchat.chat.tools.tool import Action, Tool
 from swiftchat.chat.turn.turn_view import Consent, TurnView
 from swiftchat.engine.api.protocol import Progress, Wait
+from swiftchat.errors import UsageError
 
-_MAX_CHARACTERS = 2000  # of a call, before the user asks for all of it
-_CHOICES = "y = yes, n = no, a = always in this conversation"
-_ANSWERS: dict[str, Consent] = {"y": "yes", "yes": "yes", "a": "always", "always": "always"}
+_MAX_CHARACTERS, _MAX_ROWS = 2000, 60  # of a call, before the user asks for all of it
+_ANSWERS: dict[str, Consent] = {"y": "yes", "n": "no", "a": "always"}
 
 
 class Queue(Protocol):
@@ -112,25 +114,56 @@ class ChatView(TurnView):
             rows = call_rows(self.style, call.text, message, width)
             write("".join(f"{row}\n" for row in rows))
 
-    def ask(self, tool: Tool, call: ToolCall) -> Consent:
+    def show_action(self, action: Action) -> None:
+        self.status.clear()
+        rows = action.rows[:_MAX_ROWS]
+        write("".join(f"{self.style.paint(part, sanitize(row))}\n" for part, row in rows))
+        if (num_more := len(action.rows) - len(rows)) > 0:
+            write(f"… {num_more} more lines\n")
+
+    def ask(self, tool: Tool, call: ToolCall, action: Action) -> Consent | ToolCall:
         """Ask until the answer is clear; an empty line and the end of the input mean no."""
         text = call.labeled(tool.label)
-        num_more = len(text) - _MAX_CHARACTERS
-        is_cut = num_more > 0
-        shown = f"{text[:_MAX_CHARACTERS]}… ({num_more} more characters)" if is_cut else text
-        write(f"{sanitize(shown)}\n")
-        question = f"allow this call? [y/N/a{'/s' if is_cut else ''}] "
+        is_cut = len(action.rows) > _MAX_ROWS
+        if not action.rows:
+            num_more = len(text) - _MAX_CHARACTERS
+            is_cut = num_more > 0
+            cut = f"{text[:_MAX_CHARACTERS]}… ({num_more} more characters)"
+            write(f"{sanitize(cut if is_cut else text)}\n")
+        if action.warning:
+            write(self.style.paint("error", sanitize(action.warning)) + "\n")
+        choices = {
+            "y": "yes",
+            "n": "no",
+            **({} if action.warning else {"a": "always in this conversation"}),
+            "e": "edit it first",
+            **({"s": "show all of it"} if is_cut else {}),
+        }
         while True:
-            reply = self._keyboard.ask(question)
-            word = "no" if reply is None else reply.strip().lower()
-            if word in _ANSWERS:
-                return _ANSWERS[word]
-            if word in ("", "n", "no"):
-                return "no"
-            if word == "s" and is_cut:
-                write(f"{sanitize(text)}\n")
-            else:
-                write(f"{_CHOICES}{', s = show all of the call' if is_cut else ''}\n")
+            letter = ask_consent(self._keyboard, "allow this call?", choices)
+            if letter in _ANSWERS:
+                return _ANSWERS[letter]
+            if letter == "s":
+                rows = [row for _, row in action.rows] or [text]
+                write("".join(f"{sanitize(row)}\n" for row in rows))
+            elif (changed := self._changed(tool, call)) is not None:
+                return changed
+
+    def _changed(self, tool: Tool, call: ToolCall) -> ToolCall | None:
+        """Return the call as the user has changed it, None if it stays."""
+        name, arguments = tool.edited, call.arguments
+        text = str(arguments.get(name, "")) if name else json.dumps(arguments, ensure_ascii=False)
+        try:
+            changed = changed_by_user(self._keyboard, text)
+            if changed in (None, text):
+                return None
+            found = {**arguments, name: changed} if name else arguments_of(changed)
+            if found is None:
+                raise UsageError("the arguments are no JSON object", "e changes them again")
+        except UsageError as error:
+            self.show_error(error)
+            return None
+        return ToolCall(call.name, found, call.id)
 
     def tell_round_limit(self, max_rounds: int) -> None:
         self.tell(f"the limit of {max_rounds} tool rounds is reached (/continue)")

@@ -123,7 +123,10 @@ class OneShot:
         """Print the answers; return the first exit code that is not 0, and 130 after Ctrl-C."""
         for config, heading in self._models():
             try:
-                with chat_model_for(config) as model, start_tools(config, model) as toolbox:
+                with (
+                    chat_model_for(config) as model,
+                    start_tools(config, model, can_ask=False) as toolbox,
+                ):
                     self._answer_with(model, config, toolbox, heading)
             except SwiftchatError as error:
                 if not self._config.compared:
@@ -143,12 +146,12 @@ class OneShot:
         config = self._config
         if not config.compared:
             return [(config, "")]
-        if config.mcp:
-            print_notice("note: two models are compared without the tools of --mcp")
+        if config.has_tools:
+            print_notice("note: two models are compared without tools")
         names = [config.model or "", *config.compared]
         headings = [name.rstrip("/").rpartition("/")[2] for name in names]
         headings = headings if len(set(headings)) == len(names) else names
-        configs = [replace(config, model=name, compared=(), mcp=()) for name in names]
+        configs = [replace(config, model=name, compared=(), mcp=(), tools=None) for name in names]
         return list(zip(configs, headings, strict=True))
 
     def _answer_with(
@@ -175,7 +178,7 @@ class OneShot:
         view: TextView
         if config.json or config.stream_json:
             output = self._json.output_of(len(self._exit_codes)) if self._is_several else print_json
-            view = JsonView(chat_model, config, *face, output, toolbox.has_servers)
+            view = JsonView(chat_model, config, *face, output, not toolbox.is_empty)
         else:
             view = TextView(chat_model, config, *face, lambda: self._show_heading(heading))
         sample = partial(self._next_sample, view) if config.samples > 1 else None

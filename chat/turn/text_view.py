@@ -17,7 +17,7 @@ from swiftchat.chat.terminal.process_age import process_age_s
 from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.result import shortened
-from swiftchat.chat.tools.toolbox import Tool
+from swiftchat.chat.tools.tool import BUILT_IN, Action, Tool
 from swiftchat.chat.turn.turn_view import TurnView
 
 _MAX_CHARACTERS = 500  # of a call on stderr
@@ -121,12 +121,21 @@ class TextView(TurnView):
             self.status.clear()
             print_notice(shortened(f"calls {call.labeled(label)}", _MAX_CHARACTERS), "tool")
 
+    def show_action(self, action: Action) -> None:
+        if not self.config.quiet:
+            for part, row in action.rows:
+                print_notice(row, part)
+
     def show_result(self, message: Message) -> None:
         """Show nothing: the result is for the model."""
 
-    def ask(self, tool: Tool, call: ToolCall) -> None:
+    def ask(self, tool: Tool, call: ToolCall, action: Action) -> None:
         """Refuse the call."""
-        self.warn(f"{tool.label} was not called: --allow-tool {tool.label} allows it")
+        if action.warning:
+            self.warn(f"{tool.label} was not called: {action.warning}, which needs a y in a chat")
+            return
+        option = "--allow-tool" if tool.source != BUILT_IN else "--tools"
+        self.warn(f"{tool.label} was not called: {option} {tool.label} allows it")
 
     def tell_round_limit(self, max_rounds: int) -> None:
         self.warn(f"the limit of --max-tool-rounds {max_rounds} is reached")

@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.history.tool_call import ToolCall, well_formed
 from swiftchat.chat.tools.connection import ServerError
 from swiftchat.chat.tools.result import shortened
+from swiftchat.chat.tools.tool import Action, Tool
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.chat.turn.turn_view import TurnView
+from swiftchat.errors import SwiftchatError
 
 _REFUSED = "The user did not allow this call."
 _NOT_ALLOWED = "Refused: the user cannot be asked, and has not allowed the tool in advance."
@@ -59,16 +61,43 @@ class ToolRounds:
         self.view.show_call(tool.label if tool else call.name, call)
         if tool is None:
             return _UNKNOWN
-        if not self.toolbox.is_allowed(tool, self.conversation.id):
-            consent = self.view.ask(tool, call)
-            if consent in ("no", None):
-                return _REFUSED if consent else _NOT_ALLOWED
-            if consent == "always":
-                self.toolbox.allow_in(self.conversation.id, tool)
         try:
+            told, action = self._allowed(tool, call)
+            if action is None:
+                return told
             with self.view.status.waiting(f"calling {tool.label}"):
-                text = self.toolbox.call(tool, call.arguments)
-            return shortened(text, self.max_characters(text))
+                text = well_formed(action.run())  # names of files may have bytes that are no text
         except ServerError as error:
             self.view.show_error(error)
             return f"Error: {error.message}"
+        except SwiftchatError as error:
+            hint = "" if error.hint == error.default_hint else f"; {error.hint}"
+            return str(well_formed(f"Error: {error.message}{hint}"))
+        return told + shortened(text, self.max_characters(text))
+
+    def _allowed(self, tool: Tool, call: ToolCall) -> tuple[str, Action | None]:
+        """Return the action that is allowed, and what the model is told before its result.
+
+        Without one this is the reason. The user may change the call first.
+        """
+        action, told = tool.prepare(call.arguments), ""
+        self.view.show_action(action)
+        while not self.toolbox.is_allowed(tool, self.conversation.id, action):
+            match self.view.ask(tool, call, action):
+                case None:
+                    return _NOT_ALLOWED, None
+                case "no":
+                    return _REFUSED, None
+                case "yes":
+                    break
+                case "always":
+                    self.toolbox.allow_in(self.conversation.id, action)
+                case ToolCall() as changed:
+                    try:
+                        action, call = tool.prepare(changed.arguments), changed
+                    except SwiftchatError as error:
+                        self.view.show_error(error)
+                        continue
+                    told = f"The user changed this call to {changed.text}\n"
+                    self.view.show_action(action)
+        return told, action

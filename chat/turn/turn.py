@@ -119,6 +119,8 @@ class Turn:
 
     def _offered_tools(self) -> list[dict[str, Any]]:
         """Return the tools that there are now for the chat template, [] if it takes none."""
+        for server in self._toolbox.refresh(self._view.show_error):
+            self._view.tell(f"the tools of {server} have changed")
         specs = self._toolbox.specs
         try:
             if specs:

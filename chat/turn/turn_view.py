@@ -18,7 +18,7 @@ from swiftchat.chat.render.view import AnswerView, open_view, preload, show
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.status_line import StatusLine
-from swiftchat.chat.tools.toolbox import Tool
+from swiftchat.chat.tools.tool import Action, Tool
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.errors import SwiftchatError
 
@@ -134,12 +134,19 @@ class TurnView(ABC):
         """Show a call of the tool with this label."""
 
     @abstractmethod
+    def show_action(self, action: Action) -> None:
+        """Show what a call will do, before it is made."""
+
+    @abstractmethod
     def show_result(self, message: Message) -> None:
         """Show the result of a call."""
 
     @abstractmethod
-    def ask(self, tool: Tool, call: ToolCall) -> Consent | None:
-        """Ask whether a call is allowed; None: the user cannot be asked."""
+    def ask(self, tool: Tool, call: ToolCall, action: Action) -> Consent | ToolCall | None:
+        """Ask whether a call is allowed; None: the user cannot be asked.
+
+        Another call is what the user has made of it, about which to ask again.
+        """
 
     @abstractmethod
     def tell_round_limit(self, max_rounds: int) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from swiftchat.chat.attachments.folder import _rules_of
 from swiftchat.chat.attachments.user_text import read_text, text_or_file
 from swiftchat.chat.endpoint.token import find_token
-from swiftchat.chat.knowledge.folder import _rules_of
 from swiftchat.chat.model.output_format import chosen_format, schema_format
 from swiftchat.chat.model.template_choice import _read
 from swiftchat.chat.options.config import ChatConfig

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.tools import guard
-from swiftchat.errors.interpreter import python_file, python_module
+from swiftchat.errors import guard
+from swiftchat.errors.interpreter import python_code, python_file, python_module
 from tests.support.fake_engine import make_folder
 from tests.support.forks.install import real_starts
 from tests.test_structure import MAY_IMPORT, sources
@@ -72,7 +72,8 @@ def test_only_these_functions_start_python() -> None:
         if file.name != "interpreter.py" and isinstance(node, ast.List | ast.Tuple):
             assert "sys.executable" not in map(ast.unparse, node.elts), file
     assert len(started_modules()) >= 6
-    assert [file.name for file, _ in calls_of("python_file")] == ["connection.py"]
+    assert [file.name for file, _ in calls_of("python_file")] == ["interpreter.py"]
+    assert [file.name for file, _ in calls_of("python_code")] == ["commands.py"]
 
 
 def test_the_folder_is_hostile(hostile: Path) -> None:
@@ -103,6 +104,15 @@ def test_the_guard_of_tool_servers_does_neither(
     command = python_file(guard.__file__, "0", "echo", "started")
     done = subprocess.run(command, cwd=hostile, capture_output=True, timeout=_LIMIT_S)
     assert b"ImportError" not in done.stderr
+
+
+def test_code_of_a_model_imports_nothing_from_the_working_folder(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(hostile))
+    command = python_code("import json, yaml; print(json.dumps(yaml.safe_load('[1]')))")
+    done = subprocess.run(command, cwd=hostile, capture_output=True, timeout=_LIMIT_S)
+    assert (done.stdout, done.stderr) == (b"[1]\n", b"")
 
 
 def test_messages_name_no_command_that_imports_from_the_working_folder() -> None:

@@ -36,6 +36,7 @@ _FAILED_STEP = (
 _ARRIVAL = "tests/weights/test_arrival.py"
 _DOWNLOAD = "tests/weights/hub/test_download.py"
 _LISTENER = "tests/engine/server/test_listener.py"
+_PLACE = "tests/chat/builtin/test_place.py"
 _INDEX = "tests/chat/knowledge/test_index.py"
 _KNOWING = "tests/chat/knowledge/test_chats_with_knowledge.py"
 
@@ -160,9 +161,58 @@ MUTANTS = (
     Mutant(
         "a tool is called without consent",
         "chat/turn/tool_rounds.py",
-        "        if not self.toolbox.is_allowed(tool, self.conversation.id):\n",
-        "        if False:\n",
+        "        while not self.toolbox.is_allowed(tool, self.conversation.id, action):\n",
+        "        while False:\n",
         ("tests/chat/tools/test_oneshot_tools.py::test_a_tool_that_is_not_allowed_is_refused",),
+    ),
+    Mutant(
+        "a tool follows a link that came after the question",
+        "chat/builtin/place.py",
+        "_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC",
+        "_NO_LINK = os.O_CLOEXEC",
+        (f"{_PLACE}::test_a_link_that_comes_after_the_check_is_not_followed",),
+    ),
+    Mutant(
+        "a tool may use a folder beside the working folder whose name begins with its name",
+        "chat/builtin/place.py",
+        """f"{self.path}/".startswith(f"{self.top.rstrip('/')}/")""",
+        "self.path.startswith(self.top)",
+        (f"{_PLACE}::test_places_outside_and_hidden_ones_have_a_warning",),
+    ),
+    Mutant(
+        "a tool overwrites a file that has changed since its diff was shown",
+        "chat/builtin/place.py",
+        "if found != expected:",
+        "if False:",
+        (f"{_PLACE}::test_a_file_is_replaced_only_as_it_was_shown",),
+    ),
+    Mutant(
+        "what a permission allows includes other places",
+        "chat/tools/toolbox.py",
+        "if action is not None and action.warning:",
+        "if False:",
+        ("tests/chat/builtin/test_tools_in_pipes.py::test_other_places_are_refused_always",),
+    ),
+    Mutant(
+        "what a command of a tool has started goes on",
+        "chat/builtin/program.py",
+        "for pid in {process.pid, *found}:",
+        "for pid in {process.pid}:",
+        ("tests/chat/builtin/test_tools.py::test_nothing_that_a_command_starts_goes_on",),
+    ),
+    Mutant(
+        "a page leads a tool into the user's own network",
+        "chat/builtin/fetch.py",
+        "if _is_near(_host(target)) and not _is_near(host):",
+        "if False:",
+        ("tests/chat/builtin/test_tools.py::test_fetch",),
+    ),
+    Mutant(
+        "a session that an MCP server has forgotten is not renewed",
+        "chat/tools/connection.py",
+        "if is_gone or (self._has_ended and status in _OLDER):",
+        "if False:",
+        ("tests/chat/tools/test_http_servers.py::test_a_session_that_is_gone_is_renewed",),
     ),
     Mutant(
         "a full context is an internal error",
@@ -480,10 +530,10 @@ MUTANTS = (
     ),
     Mutant(
         "links out of a folder of knowledge are read",
-        "chat/knowledge/folder.py",
+        "chat/attachments/folder.py",
         "entry.is_file(follow_symlinks=False)",
         "entry.is_file()",
-        ("tests/chat/knowledge/test_folder.py::test_links_are_not_followed",),
+        ("tests/chat/attachments/test_folder.py::test_links_are_not_followed",),
     ),
     Mutant(
         "a question that is asked again gets other passages",
@@ -500,10 +550,10 @@ MUTANTS = (
         (f"{_KNOWING}::test_the_share_of_the_context_is_bounded",),
     ),
     Mutant(
-        "a proposed command runs at any answer but no",
-        "chat/subcommands/do.py",
-        'if word in ("y", "yes"):',
-        'if word not in ("", "n", "no"):',
+        "a question takes any answer but no for the first of its choices",
+        "chat/terminal/consent.py",
+        "if word in (letter, _WORDS[letter]):",
+        'if word not in ("", "n", "no") or word in (letter, _WORDS[letter]):',
         ("tests/chat/subcommands/test_do.py",),
     ),
     Mutant(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 PACKAGES = ("chat", "engine", "cuda", "tokenizer", "weights", "errors")
 # Python runs these without site-packages, where the switch is.
-WITHOUT_SWITCH = ("engine/cpu/compile_kernels.py", "chat/tools/guard.py")
+WITHOUT_SWITCH = ("engine/cpu/compile_kernels.py", "errors/guard.py")
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,

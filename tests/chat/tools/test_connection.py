@@ -11,11 +11,12 @@ import anyio
 import psutil
 import pytest
 
-from swiftchat.chat.tools import connection as connection_module
-from swiftchat.chat.tools.connection import Connections, ServerError, bound_messages
+from swiftchat.chat.tools import transport
+from swiftchat.chat.tools.connection import Connections, ServerError
 from swiftchat.chat.tools.result import result_text
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.chat.tools.toolbox import Toolbox
+from swiftchat.chat.tools.transport import bound_messages
 from swiftchat.errors import UsageError
 from tests.support import mcp_server
 from tests.support.worker_processes import command_line
@@ -103,7 +104,7 @@ def test_a_message_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
 def test_only_what_is_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     from mcp.client import stdio
 
-    monkeypatch.setattr(connection_module, "_MAX_MESSAGE_CHARACTERS", 10)
+    monkeypatch.setattr(transport, "_MAX_MESSAGE_CHARACTERS", 10)
     bound_messages()
     chunks = ["ab\n", "x" * 8, "x" * 8, "x" * 99, "x\ncd\ne", "f\n"]
 
@@ -135,7 +136,7 @@ def test_tools_with_the_same_name_get_the_name_of_their_server() -> None:
     with Toolbox(specs, ["one.add"]) as toolbox:
         toolbox.start(lambda error: pytest.fail(error.message))
         one, two = toolbox.tools["one_add"], toolbox.tools["two_add"]
-        assert toolbox.call(two, {"a": "2", "b": 3}) == "5"
+        assert two.prepare({"a": "2", "b": 3}).run() == "5"
         assert toolbox.is_allowed(one) and not toolbox.is_allowed(two)
         with pytest.raises(UsageError, match="does not say which tool") as caught:
             toolbox.allow("add")

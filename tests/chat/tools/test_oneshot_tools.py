@@ -12,7 +12,7 @@ from click.testing import Result
 from swiftchat.chat.options.user_files import config_path
 from tests.support import fake_engine, mcp_server
 from tests.support.fake_engine import TOOL_TEMPLATE, tool_call
-from tests.support.in_process import Program
+from tests.support.in_process import Program, failure
 
 SERVER = shlex.join([sys.executable, str(Path(mcp_server.__file__))])
 
@@ -121,7 +121,10 @@ def test_text_that_is_no_call_is_the_answer(program: Program) -> None:
 def test_a_server_that_does_not_start_is_one_error(
     program: Program, mcp: str, message: str
 ) -> None:
-    result = program.run("--mcp", mcp, "-p", "x")
+    error = failure(program, "--mcp", mcp, "-p", "x")
+    assert error.exit_code == 1 and message in error.message
+    assert not program.engine.prompts and "--mcp-optional" in error.hint
+    result = program.run("--mcp", mcp, "--mcp-optional", "-p", "x")
     assert (result.exit_code, result.stdout) == (0, "An answer.\n")
     assert result.stderr.count("error: ") == 1 and message in result.stderr
     assert "\x1b" not in result.stderr

@@ -74,7 +74,6 @@ def test_offline_refuses_other_hosts(host: str) -> None:
         ({"mcpServers": {"a": 1}}, "mcpServers.a is not an object"),
         ({"mcpServers": {"a": {}}}, "neither a command nor an url"),
         ({"mcpServers": {"a": {"url": "file:///etc"}}}, "neither a command nor an url"),
-        ({"mcpServers": {"a": {"url": "https://x", "type": "sse"}}}, "sse"),
         ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "args is not a list"),
         ({"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}, "env is not an object of texts"),
         ({"mcpServers": {"…": {"command": "x"}}}, "name needs a letter"),

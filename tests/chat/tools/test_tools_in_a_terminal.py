@@ -19,7 +19,7 @@ from tests.support.worker_processes import command_line
 
 SERVER = shlex.join([sys.executable, str(Path(mcp_server.__file__))])
 ADD = tool_call("add", a=2, b=3)
-QUESTION = "allow this call? [y/N/a]"
+QUESTION = "allow this call? [y/N/a/e]"
 Chat = Callable[..., Terminal]
 
 

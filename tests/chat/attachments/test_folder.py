@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.knowledge import folder as folder_module
-from swiftchat.chat.knowledge.folder import readable_files
+from swiftchat.chat.attachments import folder as folder_module
+from swiftchat.chat.attachments.folder import readable_files
 from swiftchat.errors import UsageError
 
 FILES = (

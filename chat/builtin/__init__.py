@@ -1,0 +1,1 @@
+"""Tools that need no server: files, searches, commands, pages; what they do is shown first."""
