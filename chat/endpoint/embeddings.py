@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftchat.chat.endpoint.answers import Answers, Post, posted
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.requests import refuse, token_ids
+from swiftchat.chat.endpoint.fields import check_others
+from swiftchat.chat.endpoint.requests import refuse, texts_or_ids
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.engine.api.embed import check_prompts, embed, normalized
 
@@ -20,7 +21,7 @@ _MAX_INPUTS = 2048  # as in OpenAI's API
 class EmbeddingsRequest(BaseModel):
     """The fields of a request; `pooling` is our own."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     input: str | list[str] | list[int] | list[list[int]]
@@ -30,17 +31,12 @@ class EmbeddingsRequest(BaseModel):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """The texts, or the token ids of each; raises `ApiError` for none and for too many."""
-        match self.input:
-            case str() as text:
-                return [text]
-            case [int(), *_]:
-                return [token_ids(self.input, "input")]
-        found = [
-            one if isinstance(one, str) else token_ids(one, "input")
-            for one in self.input
-            if not isinstance(one, int)
-        ]
+        """The texts, or the token ids of each; raises `ApiError` for none and for too many.
+
+        Also for fields that may change the embeddings.
+        """
+        check_others(self.model_extra or {})
+        found = texts_or_ids(self.input, "input")
         if not 1 <= len(found) <= _MAX_INPUTS:
             raise ApiError(400, f"input: between 1 and {_MAX_INPUTS} texts", None, "input")
         return found

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from swiftchat.chat.endpoint.answer_formats import FORMATS, wanted_format
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.fields import check_others
+from swiftchat.chat.endpoint.fields import CHAT_ONLY, check_others
 from swiftchat.chat.history.tool_call import is_shallow
 from swiftchat.chat.model.output_format import OutputFormat
 from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS, TEXTS_PARAMETERS
@@ -101,9 +101,14 @@ class GenerationRequest(_SamplingFields):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def num_answers(self) -> int:
-        """The number of answers to the prompt."""
+    def num_samples(self) -> int:
+        """The number of answers to each prompt."""
         return self.n or 1
+
+    @property
+    def num_answers(self) -> int:
+        """The number of answers to all prompts."""
+        return self.num_samples
 
     @property
     @abstractmethod
@@ -163,12 +168,13 @@ class GenerationRequest(_SamplingFields):
 
     def check(self) -> None:
         """Raise `ApiError` for fields that would change the answer and are not supported."""
-        check_others(self.model_extra or {}, is_chat=isinstance(self, ChatCompletionRequest))
+        is_chat = isinstance(self, ChatCompletionRequest)
+        check_others(self.model_extra or {}, () if is_chat else CHAT_ONLY)
         if self.beams is None:
             for name in BEAM_PARAMETERS:
                 is_given = getattr(self, name) is not None
                 refuse(is_given, name, f"{name} is for a beam search: add beams")
-        elif self.num_answers > self.beams:
+        elif self.num_samples > self.beams:
             refuse(True, "n", f"n {self.n} is above beams {self.beams}")
         for token, value in (self.logit_bias or {}).items():
             is_id = token.isascii() and token.isdecimal() and len(token) <= _MAX_ID_DIGITS
@@ -258,7 +264,7 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: str | list[str] | list[int]
+    prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
     best_of: Whole | None = None
@@ -269,29 +275,52 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     @property
-    def text_or_ids(self) -> str | list[int]:
-        """The prompt; raises `ApiError` for several ones."""
-        match self.prompt:
-            case str() as text:
-                return text
-            case [str() as text]:
-                return text
-            case [int(), *_]:
-                return token_ids(self.prompt, "prompt")
-        raise ApiError(400, "prompt: one text, or the token ids of one", None, "prompt")
+    def num_answers(self) -> int:
+        return self.num_samples * len(self.prompts)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The texts, or the token ids of each; raises `ApiError` for no id of a token."""
+        return texts_or_ids(self.prompt, "prompt")
+
+    def sampling(self) -> dict[str, Any]:
+        if self.max_tokens == 0:  # only the prompt is wanted
+            unlimited = self.model_copy(update={"max_tokens": None})
+            return {**unlimited.sampling(), "max_tokens": 0}
+        values = super().sampling()
+        return {**values, "prompt_logprobs": self.logprobs} if self.echo else values
 
     def check(self) -> None:
         super().check()
-        for name in FORMATS:
-            refuse(bool(getattr(self, name)), name, f"{name} is a field of /v1/chat/completions")
         refuse(bool(self.suffix), "suffix", "suffix is not supported")
-        refuse(bool(self.echo), "echo", "echo is not supported")
-        is_same = self.best_of in (None, self.num_answers)
+        is_same = self.best_of in (None, self.num_samples)
         refuse(not is_same, "best_of", "a best_of that differs from n is not supported")
+        is_bounded = 1 <= self.num_answers <= MAX_SAMPLES
+        refuse(not is_bounded, "prompt", f"prompt: between 1 and {MAX_SAMPLES} answers")
+        is_search = self.beams is not None and len(self.prompts) > 1
+        refuse(is_search, "beams", "a beam search is for one prompt")
 
 
-def token_ids(values: Iterable[object], param: str) -> list[int]:
-    """Return the ids of tokens; raises `ApiError` for numbers that no token has."""
+def texts_or_ids(
+    given: str | list[str] | list[int] | list[list[int]], param: str
+) -> list[str | list[int]]:
+    """Return texts, or lists of token ids, of which one may be given without a list around it.
+
+    Raises `ApiError` for numbers that no token has.
+    """
+    match given:
+        case str() as text:
+            return [text]
+        case [int(), *_]:
+            return [_token_ids(given, param)]
+    return [
+        one if isinstance(one, str) else _token_ids(one, param)
+        for one in given
+        if not isinstance(one, int)
+    ]
+
+
+def _token_ids(values: Iterable[object], param: str) -> list[int]:
     ids = [one for one in values if isinstance(one, int)]
     refuse(not all(0 <= one <= MAX_COUNT for one in ids), param, f"{param}: no id of a token")
     return ids

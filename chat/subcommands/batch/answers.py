@@ -105,9 +105,7 @@ def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGro
     num_samples = request.options.get("samples") or chat_model.config.samples
     if chat_model.config.no_template:
         text = "".join(message["content"] for message in request.messages)
-        return AnswerGroup(
-            lambda params: chat_model.complete(text, params, stops), params, num_samples
-        )
+        return chat_model.complete([text], params, stops, num_samples)
     versions = message_versions(request.messages)
     return chat_model.start_answers(
         versions, chat_model.prompts.encoder(), params, stops, num_samples
