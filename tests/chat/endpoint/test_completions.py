@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def test_echo_with_log_probabilities(
     pieces = [event["choices"][0] for event in events]
     assert "".join(piece["text"] for piece in pieces) == text + answer
     for name, values in found.items():
-        assert sum((piece["logprobs"][name] for piece in pieces), []) == values
+        parts = [piece["logprobs"][name] for piece in pieces]
+        assert list(chain.from_iterable(parts)) == values
 
 
 def test_text_offsets_begin_with_the_prompt(served: Served) -> None:
