@@ -28,11 +28,12 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     params = body.applied(sampling, chat_model.model.config.vocab_size)
     stops = body.stops()
     messages, offer = template_messages(body.messages), offered(body)
+    begun = messages.pop() if body.continues else None
     output_format = answer_format(body, offer)
 
     def start() -> AnswerGroup:
         variables = _template_variables(chat_model, body)
-        encode = chat_model.prompts.encoder(tools=offer.tools, more_variables=variables)
+        encode = chat_model.prompts.encoder(None, begun, offer.tools, variables)
         return chat_model.start_answers(
             message_versions(messages),
             encode,
@@ -41,6 +42,7 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
             body.num_answers,
             offer=offer,
             output_format=output_format,
+            begun=begun["content"] if begun else "",
         )
 
     return start

@@ -25,8 +25,6 @@ REFUSED = {
     "thinking": _THINK,
     "include_reasoning": "reasoning_content is apart from the answer",
     "reasoning_format": "reasoning_content is apart from the answer",
-    "add_generation_prompt": "the model always answers",
-    "continue_final_message": "send a question last, or use /v1/completions",
     "add_special_tokens": "the chat template writes the prompt",
     "chat_template": _START,
     "lora": _START,
@@ -63,8 +61,6 @@ REFUSED = {
     "vllm_xargs": _SAMPLER,
 }
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "add_special_tokens": (False,),
     "include_reasoning": (True,),
     "reasoning_format": ("auto", "deepseek"),
@@ -104,7 +100,7 @@ WITHOUT_EFFECT = (
 # Fields that only chat completions have.
 CHAT_ONLY = (
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "reasoning"),
-    *("chat_template_kwargs", "top_logprobs"),
+    *("chat_template_kwargs", "top_logprobs", "continue_final_message", "add_generation_prompt"),
 )
 
 

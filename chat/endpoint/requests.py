@@ -225,12 +225,21 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: str | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer continues the last message, the beginning of one of the assistant."""
+        last = self.messages[-1]
+        is_wanted = self.continue_final_message is not False and not self.add_generation_prompt
+        return is_wanted and last.role == "assistant" and not last.tool_calls
 
     @property
     def effort(self) -> str | None:
@@ -253,6 +262,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
+        rule = "it continues a last message of the assistant without calls"
+        for name, value in (("continue_final_message", True), ("add_generation_prompt", False)):
+            is_given = getattr(self, name) is value
+            refuse(is_given and not self.continues, name, f"{name}: {rule}")
         refuse(not is_shallow(self.tools or []), "tools", "the tools are nested too deeply")
         variables = self.chat_template_kwargs or {}
         for name in OWN_VARIABLES & variables.keys():

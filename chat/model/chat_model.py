@@ -294,10 +294,11 @@ class ChatModel:
         """
         params = replace(self.params, seed=None) if new_seed else self.params
         is_kept = not (self.config.no_save or self.config.no_template)
+        begun = {"role": "assistant", "content": prefix} if prefix else None
         encode = (
             self.prompts.encode_plain_messages
             if self.config.no_template
-            else self.prompts.encoder(conversation.last_turn, prefix, self.tools or None)
+            else self.prompts.encoder(conversation.last_turn, begun, self.tools or None)
         )
         if self.output_format is not None:
             encode = self.output_format.instructed(encode)
@@ -312,6 +313,7 @@ class ChatModel:
             offer=Offer(self.tools),
             output_format=self.output_format,
             tuning=self.adapters.tuning,
+            begun=prefix,
         )
         first = group.started[0]
         conversation.last_turn = EncodedTurn(first.prompt, first.ids)
@@ -330,12 +332,14 @@ class ChatModel:
         offer: Offer = NO_TOOLS,
         output_format: OutputFormat | None = None,
         tuning: Tuning | None = None,
+        begun: str = "",
     ) -> AnswerGroup:
         """Start `count` answers to the version of the messages that the context has room for.
 
         They end before any of `stops`, and before the template's ends. Calls are text without
         tools on `offer`, which the template must take, else `UsageError` is raised. The answers
-        match `output_format`. `tuning` has the adapters of the answers.
+        match `output_format`, together with the text `begun` that the prompt ends with. `tuning`
+        has the adapters of the answers.
         """
         tool_format = self._tool_format(offer)
         fitted, params = fit_prompt(versions, encode, params, self._prompt_context)
@@ -358,7 +362,8 @@ class ChatModel:
         def start(params: SamplingParams) -> Answer:
             constraint: ConstraintSpec | None = None
             if output_format is not None:
-                constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
+                think = self.prompts.think
+                constraint = self._constraints.of(output_format, prompt, params, think, begun)
             answer = Answer(
                 *(self.engine, self.tokenizer, prompt, params, stops, on_wait),
                 *(self.prompts.reasoning_format(), tool_format, constraint, tuning),

@@ -41,16 +41,16 @@ class PromptEncoder:
     def encoder(
         self,
         last: EncodedTurn | None = None,
-        prefix: str = "",
+        begun: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         more_variables: Mapping[str, Any] | None = None,
     ) -> Encode:
         """Return a function that renders and encodes messages, reusing the ids of the last turn.
 
-        `tools` are descriptions of functions as JSON schemas, for templates that list tools.
-        `more_variables` of the template take precedence over those of --template-arg, and these
-        over those that switch thinking. Messages that request an answer (`requesting_answer`) get
-        the template without tools.
+        The answer continues the content of the message `begun`. `tools` are descriptions of
+        functions as JSON schemas, for templates that list tools. `more_variables` of the template
+        take precedence over those of --template-arg, and these over those that switch thinking.
+        Messages that request an answer (`requesting_answer`) get the template without tools.
         """
         tokenizer = self._files.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
@@ -75,7 +75,7 @@ class PromptEncoder:
                     listed = support.variables(offered) if support else {"tools": offered}
                     all_variables = {**listed, **variables}
             return tokenizer.prompt(
-                messages, earlier=earlier, template=source, answer_prefix=prefix, **all_variables
+                messages, earlier=earlier, template=source, begun=begun, **all_variables
             )
 
         return encode
