@@ -86,7 +86,9 @@ when it is first asked for, or the one that is named.
   swiftchat --connect http://127.0.0.1:8080/v1 -m qwen3:8b
 
 They must send the token that is printed at the start, or that of --token-file
-or SWIFTCHAT_API_TOKEN. Other machines can connect only with --allow-remote.
+or SWIFTCHAT_API_TOKEN; with --no-auth all programs on this machine may use it
+without one. --cors ORIGIN is for pages in a browser. Other machines can
+connect only with --allow-remote.
 docs/serving.md lists what the API can do.
 """
 

@@ -39,6 +39,17 @@ _MODEL = click.Argument(
     type=UserPath(),
     help="File with the token that HTTP clients must send.",
 )
+@click.option(
+    "--no-auth",
+    is_flag=True,
+    help="Let all programs on this machine use --openai, without a token.",
+)
+@click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin use --openai from a browser (repeatable); * is every origin.",
+)
 @click.option("--allow-remote", is_flag=True, help="Allow --openai to listen for other machines.")
 @click.option(
     "--max-models",
@@ -54,6 +65,8 @@ def serve(
     detach: bool,
     openai: str | None,
     token_file: str | None,
+    no_auth: bool,
+    cors: tuple[str, ...],
     allow_remote: bool,
     max_models: int | None,
     **options: Any,
@@ -64,7 +77,8 @@ def serve(
     --keep-alive. With --keep-alive it ends when it is not used for this time.
 
     With --openai, HTTP clients of OpenAI's API can use the model too. They must send the token
-    that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN. Without MODEL
+    that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN, unless --no-auth
+    lets all programs on this machine use it. Without MODEL
     they can use every installed model, which is loaded when it is first asked for.
     """
     from swiftchat.chat.model.draft import with_draft
@@ -74,8 +88,12 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, a normal end
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    if openai is None and (token_file is not None or allow_remote):
-        raise UsageError("--token-file and --allow-remote belong to --openai", "add --openai")
+    if openai is None and (token_file is not None or allow_remote or no_auth or cors):
+        names = "--token-file, --no-auth, --cors and --allow-remote"
+        raise UsageError(f"{names} belong to --openai", "add --openai")
+    if no_auth and (token_file is not None or allow_remote):
+        other = "--allow-remote" if allow_remote else "--token-file"
+        raise UsageError(f"--no-auth cannot be combined with {other}", "leave out one of them")
     if openai is not None and detach:
         raise UsageError("--openai needs the program in the foreground", "leave out -d")
     config = ChatConfig(model=model, **options)
@@ -89,7 +107,7 @@ def serve(
         with contextlib.ExitStack() as stack:
             endpoint = None
             if openai is not None:
-                endpoint = _endpoint(openai, token_file, allow_remote)
+                endpoint = _endpoint(openai, token_file, no_auth, allow_remote, cors)
                 stack.enter_context(endpoint)
                 if serves_all:
                     _serve_installed(endpoint, config, max_models)
@@ -113,7 +131,13 @@ def serve(
         print_notice("the engine has ended")
 
 
-def _endpoint(address: str, token_file: str | None, allow_remote: bool) -> "EndpointServer":
+def _endpoint(
+    address: str,
+    token_file: str | None,
+    no_auth: bool,
+    allow_remote: bool,
+    origins: tuple[str, ...],
+) -> "EndpointServer":
     """Return the HTTP server, listening; raises `UsageError` if its packages are missing."""
     try:
         from swiftchat.chat.endpoint.server import EndpointServer
@@ -126,7 +150,8 @@ def _endpoint(address: str, token_file: str | None, allow_remote: bool) -> "Endp
         ) from error
     from swiftchat.chat.endpoint.token import find_token
 
-    return EndpointServer(address, find_token(token_file, os.environ), allow_remote)
+    token = None if no_auth else find_token(token_file, os.environ)
+    return EndpointServer(address, token, allow_remote, origins)
 
 
 def _serve_installed(
