@@ -152,7 +152,10 @@ class Api:
             print_notice("note: reasoning_effort has no effect: the model always reasons alike")
 
     def _model_object(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+        """Describe a model; the parent of one with an adapter is the base model."""
+        found = {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+        parent = self._models.parent(name)
+        return found if parent is None else {**found, "parent": parent}
 
 
 class _ResponseWithModel(Response):

@@ -29,7 +29,7 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     stops = body.stops()
     messages, offer = template_messages(body.messages), offered(body)
     begun = messages.pop() if body.continues else None
-    output_format = answer_format(body, offer)
+    output_format, tuning = answer_format(body, offer), body.tuning(chat_model)
 
     def start() -> AnswerGroup:
         variables = _template_variables(chat_model, body)
@@ -42,6 +42,7 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
             body.num_answers,
             offer=offer,
             output_format=output_format,
+            tuning=tuning,
             begun=begun["content"] if begun else "",
         )
 
@@ -57,7 +58,7 @@ def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> d
 def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> Response:
     """Return the response of a chat completion."""
     return Response(
-        *(chat_model.name, "chatcmpl", "chat.completion", "chat.completion.chunk"),
+        *(body.full_name(chat_model), "chatcmpl", "chat.completion", "chat.completion.chunk"),
         lambda index, answer: ChatChoice(index, answer, chat_model.tokenizer),
         body.includes_usage,
     )

@@ -16,9 +16,11 @@ def completion_answers(chat_model: ChatModel, body: CompletionRequest) -> Callab
     """Check a request and return the function that starts its answers."""
     sampling = chat_model.params_with(body.sampling())
     params = body.applied(sampling, chat_model.model.config.vocab_size)
-    stops, output_format = body.stops(), body.output_format
+    stops, output_format, tuning = body.stops(), body.output_format, body.tuning(chat_model)
     return lambda: chat_model.complete(
-        *(body.prompts, params, stops, body.num_samples), output_format=output_format
+        *(body.prompts, params, stops, body.num_samples),
+        output_format=output_format,
+        tuning=tuning,
     )
 
 
@@ -32,7 +34,7 @@ def completion_response(chat_model: ChatModel, body: CompletionRequest) -> Respo
         return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=True)
 
     return Response(
-        *(chat_model.name, "cmpl", "text_completion", "text_completion"),
+        *(body.full_name(chat_model), "cmpl", "text_completion", "text_completion"),
         lambda index, answer: CompletionChoice(index, answer, tokenizer, echoed(index)),
         body.includes_usage,
     )

@@ -6,24 +6,21 @@ import threading
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from swiftchat.chat.endpoint.answers import Answers, Post, posted
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.fields import check_others
-from swiftchat.chat.endpoint.requests import refuse, texts_or_ids
+from swiftchat.chat.endpoint.requests import ModelRequest, refuse, texts_or_ids
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.engine.api.embed import check_prompts, embed, normalized
 
 _MAX_INPUTS = 2048  # as in OpenAI's API
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(ModelRequest):
     """The fields of a request; `pooling` is our own."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    model: str
     input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
@@ -60,6 +57,9 @@ class EmbeddingJob:
         and `SwiftchatError` for inputs that have no embedding.
         """
         inputs = self._body.inputs
+        param = "lora" if self._body.lora else "model"
+        is_tuned = self._body.tuning(self._chat_model) is not None
+        refuse(is_tuned, param, f"{param}: embeddings are those of the base model")
         prompts = [await answers.encoded(partial(_ids, self._chat_model, one)) for one in inputs]
         names = [f"input {i}" for i in range(len(prompts))]
         info = await answers.encoded(self._chat_model.wait_ready)

@@ -13,7 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from swiftchat.chat.endpoint.answer_formats import FORMATS, wanted_format
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.fields import CHAT_ONLY, check_others
+from swiftchat.chat.endpoint.served_models import named_adapter
 from swiftchat.chat.history.tool_call import is_shallow
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.output_format import OutputFormat
 from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS, TEXTS_PARAMETERS
 from swiftchat.chat.options.option_types import OWN_VARIABLES
@@ -25,6 +27,8 @@ from swiftchat.engine.api.params import (
     MAX_SAMPLES,
     SamplingParams,
 )
+from swiftchat.engine.api.tuning import Tuning
+from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
 _MAX_ID_DIGITS = 9
@@ -66,12 +70,51 @@ def _field(found: Parameter | ChoiceParameter) -> Any:
     return (Whole if found.kind is int else float) | None, None
 
 
+class LoraScale(_Fields):
+    """An adapter by its number, as llama.cpp's requests name it."""
+
+    id: Whole
+    scale: float = 1.0
+
+
+class ModelRequest(_Fields):
+    """What a request says of the model; fields of other servers are in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    lora: str | list[str] | list[LoraScale] | None = None
+
+    def full_name(self, chat_model: ChatModel) -> str:
+        """Return the name of the model, with the adapter that `model` names."""
+        adapter = named_adapter(chat_model, self.model)
+        return chat_model.name if adapter is None else f"{chat_model.name}:{adapter}"
+
+    def tuning(self, chat_model: ChatModel) -> Tuning | None:
+        """Return the adapters of the answer; raises `ApiError` for unknown ones."""
+        named = named_adapter(chat_model, self.model)
+        refuse(bool(named and self.lora), "lora", "lora: the name of the model has an adapter")
+        names = [*chat_model.adapters.loaded]
+        chosen = (
+            [self.lora] if isinstance(self.lora, str) else self.lora or ([named] if named else [])
+        )
+        texts = []
+        for one in chosen:
+            if isinstance(one, LoraScale):
+                refuse(not 0 <= one.id < len(names), "lora", f"lora: there is no adapter {one.id}")
+            texts.append(one if isinstance(one, str) else f"{names[one.id]}={one.scale}")
+        try:
+            return chat_model.adapters.chosen(texts)
+        except UsageError as error:
+            raise ApiError(400, f"lora: {error.message}", "unsupported_value", "lora") from None
+
+
 if TYPE_CHECKING:
-    _SamplingFields = _Fields
+    _SamplingFields = ModelRequest
 else:
     _SamplingFields = create_model(
         "_SamplingFields",
-        __base__=_Fields,
+        __base__=ModelRequest,
         **{name: _field(found) for name, found in _SAMPLING.items()},
         **dict.fromkeys(_TEXTS, (list[str] | None, None)),
         **dict.fromkeys(FORMATS, (Any, None)),
@@ -81,12 +124,9 @@ else:
 class GenerationRequest(_SamplingFields):
     """The fields that chat completions and completions have in common.
 
-    Also all of `_SAMPLING`, `_TEXTS` and `FORMATS`; those of other servers are in `model_extra`.
+    Also all of `_SAMPLING`, `_TEXTS` and `FORMATS`.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None

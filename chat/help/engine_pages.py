@@ -130,6 +130,8 @@ PEFT, of mlx-lm, or a GGUF file:
 
 Between two messages, while the model stays loaded:
 
+  swiftchat serve NAME --openai HOST:PORT --lora DIR    for clients: NAME:ADAPTER
+
   /lora load DIR[=SCALE]              load an adapter and use it
   /lora use A=0.5 B                   use exactly these
   /lora off                           use the base model

@@ -60,13 +60,15 @@ class ModelServer:
 
     def _only_model(self) -> str:
         answer = self._request("GET", "/models")
-        match answer:
-            case {"data": [{"id": str() as name}]}:
+        if not isinstance(models := answer.get("data"), list):
+            raise self._strange()
+        # A chat loads adapters itself.
+        base = [one for one in models if isinstance(one, dict) and not one.get("parent")]
+        match base:
+            case [{"id": str() as name}]:
                 return name
-            case {"data": list() as models}:
-                names = ", ".join(str(one.get("id")) for one in models if isinstance(one, dict))
-                raise UsageError(f"{self._url} serves several models", f"add -m: {names}")
-        raise self._strange()
+        names = ", ".join(str(one.get("id")) for one in base)
+        raise UsageError(f"{self._url} serves several models", f"add -m: {names}")
 
     def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         connection = HTTPConnection(self._address.host, self._address.port, timeout=_LOAD_S)

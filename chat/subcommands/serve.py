@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,10 @@ def serve(
     # The default model of the configuration file names none here.
     is_named = model is not None and ctx.get_parameter_source("model") is not _FROM_FILE
     serves_all = openai is not None and not (is_named or config.dummy or config.draft)
+    if config.lora and (openai is None or serves_all):
+        if ctx.get_parameter_source("lora") is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError("--lora is for the clients of one model", "--openai, with MODEL")
+        config = replace(config, lora=())  # of the configuration, for chats
     if max_models is not None and not serves_all:
         raise UsageError("--max-models is for all installed models", "--openai, without MODEL")
     try:
@@ -186,11 +191,14 @@ def _serve_config(path: Path, config: "ChatConfig", **how: Any) -> "ServeConfig"
 
 
 def _started(path: Path, config: "ChatConfig", serve: "ServeConfig") -> "ChatModel":
+    from swiftchat.chat.model.adapters import open_adapters
     from swiftchat.chat.model.chat_model import ChatModel
     from swiftchat.engine.api.client import EngineClient
 
+    adapters = open_adapters(config, path)  # first: a wrong one is found before loading
     return ChatModel(
-        path, config, lambda options, at: EngineClient(options, at, serve=serve).start()
+        *(path, config, lambda options, at: EngineClient(options, at, serve=serve).start()),
+        adapters,
     )
 
 

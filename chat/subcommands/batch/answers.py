@@ -103,12 +103,13 @@ def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGro
             raise UsageError(f"{name} is for a beam search", "add beams to the line")
     stops = chat_model.config.texts(changes)["stop"]
     num_samples = request.options.get("samples") or chat_model.config.samples
+    tuning = chat_model.adapters.tuning
     if chat_model.config.no_template:
         text = "".join(message["content"] for message in request.messages)
-        return chat_model.complete([text], params, stops, num_samples)
+        return chat_model.complete([text], params, stops, num_samples, tuning=tuning)
     versions = message_versions(request.messages)
     return chat_model.start_answers(
-        versions, chat_model.prompts.encoder(), params, stops, num_samples
+        versions, chat_model.prompts.encoder(), params, stops, num_samples, tuning=tuning
     )
 
 

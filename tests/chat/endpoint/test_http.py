@@ -16,6 +16,7 @@ from swiftchat.chat.endpoint.body import MAX_BODY_BYTES
 from swiftchat.chat.endpoint.served_models import OneModel
 from swiftchat.chat.endpoint.server import EndpointServer
 from swiftchat.chat.endpoint.token import ApiToken, find_token
+from swiftchat.chat.model.adapters import open_adapters
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import DeviceError, UsageError
@@ -38,9 +39,8 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 class Served:
     """The API of a scripted engine, on a thread of this process."""
 
-    def __init__(self, server: EndpointServer, engine: FakeEngine) -> None:
-        self.engine = engine
-        self.port = urlsplit(server.url).port
+    def __init__(self, port: int | None, engine: FakeEngine) -> None:
+        self.engine, self.port = engine, port
 
     def request(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -77,11 +77,13 @@ def serving(
 ) -> Iterator[Served]:
     engine = FakeEngine(list(answers), ctx_size_tokens=4096)
     server = EndpointServer("127.0.0.1:0", token, allow_remote=False, origins=origins)
-    chat_model = ChatModel(folder, ChatConfig(**config), engine.start)  # type: ignore[arg-type]
+    options = ChatConfig(**config)
+    adapters = open_adapters(options, folder)
+    chat_model = ChatModel(folder, options, engine.start, adapters)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, args=(OneModel(chat_model),))
     thread.start()
     try:
-        yield Served(server, engine)
+        yield Served(urlsplit(server.url).port, engine)
     finally:
         engine.ended.set()
         thread.join()
