@@ -29,7 +29,7 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     stops = body.stops()
     messages, offer = template_messages(body.messages), offered(body)
     begun = messages.pop() if body.continues else None
-    output_format, tuning = answer_format(body, offer), body.tuning(chat_model)
+    tuning = body.tuning(chat_model)
 
     def start() -> AnswerGroup:
         variables = _template_variables(chat_model, body)
@@ -41,7 +41,7 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
             stops,
             body.num_answers,
             offer=offer,
-            output_format=output_format,
+            output_format=answer_format(body, offer, chat_model.prompts),
             tuning=tuning,
             begun=begun["content"] if begun else "",
         )

@@ -125,12 +125,11 @@ PEFT, of mlx-lm, or a GGUF file:
 
   swiftchat -m NAME --lora DIR        use it for all answers
   swiftchat --lora A=0.5 --lora B     the sum of both, A at half its strength
+  swiftchat serve NAME --openai 127.0.0.1:8080 --lora DIR     NAME:ADAPTER for clients
   swiftchat show DIR                  what the adapter is, and for which model
   swiftchat convert NAME NEW --merge-lora DIR      a model with the adapter
 
 Between two messages, while the model stays loaded:
-
-  swiftchat serve NAME --openai HOST:PORT --lora DIR    for clients: NAME:ADAPTER
 
   /lora load DIR[=SCALE]              load an adapter and use it
   /lora use A=0.5 B                   use exactly these

@@ -402,7 +402,10 @@ class ChatModel:
         """
 
         def starting(text_or_ids: str | Sequence[int]) -> Callable[[SamplingParams], Answer]:
-            prompt = self._plain_prompt(text_or_ids)
+            prompt = self.prompts.encode_beginning(text_or_ids)
+            if not len(prompt):
+                raise UsageError("the prompt is empty")
+            check_fits(prompt, self._prompt_context)
 
             def start(params: SamplingParams) -> Answer:
                 constraint: ConstraintSpec | None = None
@@ -417,15 +420,3 @@ class ChatModel:
             return start
 
         return AnswerGroup(*map(starting, prompts), params=params, count=count)
-
-    def _plain_prompt(self, text_or_ids: str | Sequence[int]) -> "Prompt":
-        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
-
-        if isinstance(text_or_ids, str):
-            prompt = self.tokenizer.plain_prompt(text_or_ids, is_whole=False)
-        else:
-            prompt = Prompt((PromptSpan("", tuple(text_or_ids), False),))
-        if not len(prompt):
-            raise UsageError("the prompt is empty")
-        check_fits(prompt, self._prompt_context)
-        return prompt
