@@ -16,7 +16,8 @@ def completion_answers(chat_model: ChatModel, body: CompletionRequest) -> Callab
     """Check a request and return the function that starts its answers."""
     sampling = chat_model.params_with(body.sampling())
     params = body.applied(sampling, chat_model.model.config.vocab_size)
-    stops, output_format, tuning = body.stops(), body.output_format, body.tuning(chat_model)
+    stops, tuning = body.stops(), body.tuning(chat_model)
+    output_format = body.output_format or chat_model.output_format
     return lambda: chat_model.complete(
         *(body.prompts, params, stops, body.num_samples),
         output_format=output_format,

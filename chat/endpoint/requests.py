@@ -91,13 +91,17 @@ class ModelRequest(_Fields):
         return chat_model.name if adapter is None else f"{chat_model.name}:{adapter}"
 
     def tuning(self, chat_model: ChatModel) -> Tuning | None:
-        """Return the adapters of the answer; raises `ApiError` for unknown ones."""
+        """Return the adapters of the answer, by default those in use.
+
+        Raises `ApiError` for unknown ones.
+        """
         named = named_adapter(chat_model, self.model)
         refuse(bool(named and self.lora), "lora", "lora: the name of the model has an adapter")
+        if named is None and self.lora is None:
+            return chat_model.adapters.tuning
         names = [*chat_model.adapters.loaded]
-        chosen = (
-            [self.lora] if isinstance(self.lora, str) else self.lora or ([named] if named else [])
-        )
+        given = self.lora or ([] if named is None else [named])
+        chosen = [given] if isinstance(given, str) else given
         texts = []
         for one in chosen:
             if isinstance(one, LoraScale):
@@ -321,6 +325,7 @@ class CompletionRequest(GenerationRequest):
     suffix: str | None = None
     echo: bool | None = None
     best_of: Whole | None = None
+    max_tokens: Whole | None = None  # 0: only the prompt is wanted
     logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     @property
@@ -337,7 +342,7 @@ class CompletionRequest(GenerationRequest):
         return texts_or_ids(self.prompt, "prompt")
 
     def sampling(self) -> dict[str, Any]:
-        if self.max_tokens == 0:  # only the prompt is wanted
+        if self.max_tokens == 0:
             unlimited = self.model_copy(update={"max_tokens": None})
             return {**unlimited.sampling(), "max_tokens": 0}
         values = super().sampling()

@@ -41,17 +41,10 @@ class OneModel:
         chat_model.prepare()
 
     def names(self) -> list[str]:
-        name = self._chat_model.name
-        return [name, *(f"{name}:{adapter}" for adapter in self._chat_model.adapters.loaded)]
+        return served_names(self._chat_model)
 
     def full_name(self, name: str) -> str:
-        adapter = named_adapter(self._chat_model, name)
-        if adapter is not None:
-            return f"{self._chat_model.name}:{adapter}"
-        if name not in _own_names(self._chat_model):
-            only = f"is not served, only {', '.join(map(repr, self.names()))}"
-            raise unknown_model(name, only)
-        return self._chat_model.name
+        return served_name(self._chat_model, name)
 
     def parent(self, name: str) -> str | None:
         return None if named_adapter(self._chat_model, name) is None else self._chat_model.name
@@ -63,6 +56,26 @@ class OneModel:
 
     def wait_ended(self) -> None:
         self._chat_model.engine.wait_ended()
+
+
+def served_names(chat_model: ChatModel) -> list[str]:
+    """Return the full names of a model, alone and with each of its adapters."""
+    adapters = chat_model.adapters.loaded
+    return [chat_model.name, *(f"{chat_model.name}:{adapter}" for adapter in adapters)]
+
+
+def served_name(chat_model: ChatModel, name: str) -> str:
+    """Return the full name of a model, with the adapter in MODEL:ADAPTER.
+
+    Raises `ApiError` 404 for that of another model.
+    """
+    adapter = named_adapter(chat_model, name)
+    if adapter is not None:
+        return f"{chat_model.name}:{adapter}"
+    if name not in _own_names(chat_model):
+        only = f"is not served, only {', '.join(map(repr, served_names(chat_model)))}"
+        raise unknown_model(name, only)
+    return chat_model.name
 
 
 def named_adapter(chat_model: ChatModel, name: str) -> str | None:

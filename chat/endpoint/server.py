@@ -61,7 +61,7 @@ class EndpointServer:
         """Answer requests until the models have ended; raises `KeyboardInterrupt` on a signal."""
         self._print_access()
         config = uvicorn.Config(
-            Api(models).app(self._token and self._token.text, self._origins),
+            Api(models).app(None if self._token is None else self._token.text, self._origins),
             log_level="critical",
             access_log=False,
             lifespan="off",

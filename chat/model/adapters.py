@@ -52,6 +52,7 @@ class Adapters:
         self._config, self._is_remote = config, is_remote
         self.loaded: dict[str, Adapter] = {}
         self.in_use: dict[str, float] = {}
+        self._scales: dict[str, float] = {}  # of the loading
         self.soft_prompt: SoftPrompt | None = None
 
     @property
@@ -73,8 +74,8 @@ class Adapters:
         scales = {}
         for each in map(Weighted.parse, texts):
             is_whole = each.text in texts  # it says no scale
-            scale = self.in_use.get(each.text, each.scale) if is_whole else each.scale
-            scales[str(self._known(each.text).path)] = scale
+            path = str(self._known(each.text).path)
+            scales[path] = self._scales[each.text] if is_whole else each.scale
         return Tuning(tuple(scales.items())) or None
 
     def load(self, text: str) -> str:
@@ -91,7 +92,7 @@ class Adapters:
         adapter = open_adapter(user_path(weighted.text).absolute(), self._config())
         name = self._name_of(adapter)
         self.loaded[name] = adapter
-        self.in_use[name] = weighted.scale
+        self.in_use[name] = self._scales[name] = weighted.scale
         return name
 
     def use(self, texts: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ import click
 
 from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_models
+from swiftchat.chat.options.extras import needing_extra
 from swiftchat.chat.options.option_types import UserPath, Whole
 from swiftchat.chat.terminal.amounts import format_duration
 from swiftchat.chat.terminal.output import print_notice
@@ -144,15 +145,8 @@ def _endpoint(
     origins: tuple[str, ...],
 ) -> "EndpointServer":
     """Return the HTTP server, listening; raises `UsageError` if its packages are missing."""
-    try:
+    with needing_extra("--openai"):
         from swiftchat.chat.endpoint.server import EndpointServer
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("swiftchat"):
-            raise
-        raise UsageError(
-            f"--openai needs the package {error.name}, which is not installed",
-            "pip install 'swiftchat[serve]'",
-        ) from error
     from swiftchat.chat.endpoint.token import find_token
 
     token = None if no_auth else find_token(token_file, os.environ)
@@ -196,6 +190,8 @@ def _started(path: Path, config: "ChatConfig", serve: "ServeConfig") -> "ChatMod
     from swiftchat.engine.api.client import EngineClient
 
     adapters = open_adapters(config, path)  # first: a wrong one is found before loading
+    if adapters is not None:
+        adapters.off()  # requests name those that they use
     return ChatModel(
         *(path, config, lambda options, at: EngineClient(options, at, serve=serve).start()),
         adapters,

@@ -78,7 +78,8 @@ def serving(
     engine = FakeEngine(list(answers), ctx_size_tokens=4096)
     server = EndpointServer("127.0.0.1:0", token, allow_remote=False, origins=origins)
     options = ChatConfig(**config)
-    adapters = open_adapters(options, folder)
+    if adapters := open_adapters(options, folder):
+        adapters.off()
     chat_model = ChatModel(folder, options, engine.start, adapters)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, args=(OneModel(chat_model),))
     thread.start()
