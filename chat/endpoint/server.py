@@ -1,5 +1,6 @@
 """The HTTP server of the API."""
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Self
@@ -73,6 +74,8 @@ class EndpointServer:
             backlog=BACKLOG,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
+        # Its warnings are about clients that have gone.
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
         server = uvicorn.Server(config)
 
         def end_with_models() -> None:
