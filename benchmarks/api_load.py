@@ -14,7 +14,6 @@ import json
 import os
 import random
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -248,7 +247,7 @@ def main() -> int:
         try:
             problems = run(server.pid, folder, log, options)
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
             server.wait(IDLE_S)
         problems += [f"the server: {line}" for line in log.read_text().splitlines()[4:-1]][:20]
     for problem in problems:

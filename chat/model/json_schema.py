@@ -60,11 +60,14 @@ Names = frozenset[str] | None  # None: any
 
 
 def simplified(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema of the same meaning, without the keywords that cannot reject anything."""
+    """Return a schema of the same meaning, without the keywords that cannot reject anything.
+
+    Numbers beside an excluded whole one differ from it by 1e-9 at least.
+    """
     found = {name: _simplified(name, value) for name, value in schema.items()}
     for name in [name for name in found if _is_void(name, found)]:
         del found[name]
-    return _with_exact_format(found)
+    return _with_exact_bounds(_with_exact_format(found))
 
 
 def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -148,6 +151,27 @@ def _with_exact_format(schema: dict[str, Any]) -> dict[str, Any]:
         return {**schema, **exact}
     others = schema.get("allOf", [])
     return {**schema, "allOf": [*others, exact]} if isinstance(others, list) else schema
+
+
+def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose numbers do not equal bounds that they must not.
+
+    llguidance lets a number equal an excluded whole one if the other bound is less than 1 away.
+    """
+    if "number" not in _types(schema, "number"):
+        return schema
+    found = dict(schema)
+    for name, exclusive, step, narrower in (
+        ("minimum", "exclusiveMinimum", _STEP, max),
+        ("maximum", "exclusiveMaximum", -_STEP, min),
+    ):
+        excluded, other = schema.get(exclusive), schema.get(name)
+        is_whole = type(excluded) in (int, float) and excluded == excluded // 1
+        if is_whole and excluded + step != excluded:
+            del found[exclusive]
+            given = [other] if type(other) in (int, float) else []
+            found[name] = narrower([excluded + step, *given])
+    return found
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
