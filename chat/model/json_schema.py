@@ -161,17 +161,25 @@ def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     if "number" not in _types(schema, "number"):
         return schema
     found = dict(schema)
-    for name, exclusive, step, narrower in (
-        ("minimum", "exclusiveMinimum", _STEP, max),
-        ("maximum", "exclusiveMaximum", -_STEP, min),
+    for name, exclusive, step in (
+        ("minimum", "exclusiveMinimum", _STEP),
+        ("maximum", "exclusiveMaximum", -_STEP),
     ):
-        excluded, other = schema.get(exclusive), schema.get(name)
-        is_whole = type(excluded) in (int, float) and excluded == excluded // 1
-        if is_whole and excluded + step != excluded:
-            del found[exclusive]
-            given = [other] if type(other) in (int, float) else []
-            found[name] = narrower([excluded + step, *given])
+        excluded, other = _number(schema.get(exclusive)), _number(schema.get(name))
+        if excluded is None or excluded % 1 or excluded + step == excluded:
+            continue
+        del found[exclusive]
+        beside = excluded + step
+        is_wider = other is None or (other < beside) == (step > 0)
+        found[name] = beside if is_wider else other
     return found
+
+
+def _number(value: object) -> float | None:
+    """Return a value if it is a number; booleans are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,6 +362,6 @@ def _number_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _bound(
     schema: Mapping[str, Any], name: str, exclusive: str, narrower: Callable[[list[Any]], float]
 ) -> float | None:
-    given = [schema.get(keyword) for keyword in (name, exclusive)]
-    numbers = [number for number in given if type(number) in (int, float)]
+    given = [_number(schema.get(keyword)) for keyword in (name, exclusive)]
+    numbers = [number for number in given if number is not None]
     return narrower(numbers) if numbers else None
