@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -24,7 +25,7 @@ from swiftchat.chat.endpoint.errors import ApiError, api_error
 from swiftchat.chat.endpoint.generation import complete, respond
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
 from swiftchat.chat.endpoint.served_models import ServedModels
-from swiftchat.chat.endpoint.token import RequireToken
+from swiftchat.chat.endpoint.token import RequireLocal, RequireToken
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
 
@@ -51,9 +52,25 @@ class Api:
         self._created = int(time.time())
         self._has_noted_effort = False
 
-    def app(self, token: str) -> Starlette:
-        """Return the application, which requires the token in every request."""
+    def app(self, token: str | None, origins: Sequence[str] = ()) -> Starlette:
+        """Return the application, which requires the token in every request but that of `/health`.
+
+        Without a token it requires that no page of a browser sends it, but for those of `origins`.
+        """
+        guard = (
+            Middleware(RequireLocal, origins=origins)
+            if token is None
+            else Middleware(RequireToken, token=token)
+        )
+        # First: a browser sends no token with its question whether a page may send one.
+        pages = Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
         routes = [
+            Route("/health", _health),
             Route("/v1/models", _reporting_errors(self.models)),
             Route("/v1/models/{name:path}", _reporting_errors(self.model)),
             self._route("/v1/chat/completions", ChatCompletionRequest, self.chat_completion),
@@ -63,7 +80,7 @@ class Api:
         ]
         return Starlette(
             routes=routes,
-            middleware=[Middleware(RequireToken, token=token)],
+            middleware=[pages, guard] if origins else [guard],
             exception_handlers={HTTPException: _report_http_error, Exception: _report_error},
         )
 
@@ -135,7 +152,10 @@ class Api:
             print_notice("note: reasoning_effort has no effect: the model always reasons alike")
 
     def _model_object(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+        """Describe a model; the parent of one with an adapter is the base model."""
+        found = {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+        parent = self._models.parent(name)
+        return found if parent is None else {**found, "parent": parent}
 
 
 class _ResponseWithModel(Response):
@@ -148,6 +168,10 @@ class _ResponseWithModel(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._stack:
             await self._response(scope, receive, send)
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
 
 
 def _reporting_errors(handler: Handler) -> Handler:

@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from swiftchat.chat.endpoint.choice import Choice, Response
@@ -16,6 +16,7 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.tools.call_stream import CallDelta, CallText
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.tokenizer import Tokenizer
 
 
@@ -26,21 +27,37 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     """
     sampling = chat_model.params_with(body.sampling())
     params = body.applied(sampling, chat_model.model.config.vocab_size)
-    stops = body.stops()
+    return answers_with(chat_model, body, params, body.stops(), body.num_answers)
+
+
+def answers_with(
+    chat_model: ChatModel,
+    body: ChatCompletionRequest,
+    params: SamplingParams,
+    stops: Sequence[str],
+    count: int,
+) -> Callable[[], AnswerGroup]:
+    """Return the function that starts `count` answers with parameters that are known already."""
     messages, offer = template_messages(body.messages), offered(body)
-    output_format = answer_format(body, offer)
+    begun = messages.pop() if body.continues else None
+    tuning = body.tuning(chat_model)
 
     def start() -> AnswerGroup:
         variables = _template_variables(chat_model, body)
-        encode = chat_model.prompts.encoder(tools=offer.tools, more_variables=variables)
+        encode = chat_model.prompts.encoder(None, begun, offer.tools, variables)
+        output_format = answer_format(body, offer, chat_model)
+        if output_format is not None:
+            encode = output_format.instructed(encode)
         return chat_model.start_answers(
             message_versions(messages),
             encode,
             params,
             stops,
-            body.num_answers,
+            count,
             offer=offer,
             output_format=output_format,
+            tuning=tuning,
+            begun=begun["content"] if begun else "",
         )
 
     return start
@@ -55,7 +72,7 @@ def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> d
 def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> Response:
     """Return the response of a chat completion."""
     return Response(
-        *(chat_model.name, "chatcmpl", "chat.completion", "chat.completion.chunk"),
+        *(body.full_name(chat_model), "chatcmpl", "chat.completion", "chat.completion.chunk"),
         lambda index, answer: ChatChoice(index, answer, chat_model.tokenizer),
         body.includes_usage,
     )

@@ -41,16 +41,16 @@ class PromptEncoder:
     def encoder(
         self,
         last: EncodedTurn | None = None,
-        prefix: str = "",
+        begun: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         more_variables: Mapping[str, Any] | None = None,
     ) -> Encode:
         """Return a function that renders and encodes messages, reusing the ids of the last turn.
 
-        `tools` are descriptions of functions as JSON schemas, for templates that list tools.
-        `more_variables` of the template take precedence over those of --template-arg, and these
-        over those that switch thinking. Messages that request an answer (`requesting_answer`) get
-        the template without tools.
+        The answer continues the content of the message `begun`. `tools` are descriptions of
+        functions as JSON schemas, for templates that list tools. `more_variables` of the template
+        take precedence over those of --template-arg, and these over those that switch thinking.
+        Messages that request an answer (`requesting_answer`) get the template without tools.
         """
         tokenizer = self._files.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
@@ -75,7 +75,7 @@ class PromptEncoder:
                     listed = support.variables(offered) if support else {"tools": offered}
                     all_variables = {**listed, **variables}
             return tokenizer.prompt(
-                messages, earlier=earlier, template=source, answer_prefix=prefix, **all_variables
+                messages, earlier=earlier, template=source, begun=begun, **all_variables
             )
 
         return encode
@@ -90,6 +90,13 @@ class PromptEncoder:
                 "choose a model with tools, such as qwen3:0.6b; or leave out --mcp and --tools",
             )
         return support
+
+    @property
+    def free_control_tokens(self) -> dict[str, int]:
+        """The ids of the control tokens that end no answer, by their texts."""
+        ends = {*self._files.tokenizer.eos_ids, *self._files.model.config.eos_ids}
+        control = self._files.tokenizer.special_tokens
+        return {text: token_id for text, token_id in control.items() if token_id not in ends}
 
     @cached_property
     def _tool_support(self) -> ToolSupport | None:
@@ -121,8 +128,15 @@ class PromptEncoder:
 
     def encode_plain_messages(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
         """Encode the texts of messages one after the other, without the chat template."""
-        text = "".join(message["content"] for message in messages)
-        return self._files.tokenizer.plain_prompt(text, is_whole=False)
+        return self.encode_beginning("".join(message["content"] for message in messages))
+
+    def encode_beginning(self, text_or_ids: str | Sequence[int]) -> "Prompt":
+        """Encode a text that is continued, without the chat template; ids stay as they are."""
+        if isinstance(text_or_ids, str):
+            return self._files.tokenizer.plain_prompt(text_or_ids, is_whole=False)
+        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
+
+        return Prompt((PromptSpan("", tuple(text_or_ids), False),))
 
     def encode_plain(self, text: str) -> "Prompt":
         """Encode a whole text without the chat template, between the tokens that mark its ends."""

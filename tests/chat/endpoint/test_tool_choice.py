@@ -1,6 +1,7 @@
 """Which tools an answer may call or must: the grammar of the answer, and its calls."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,12 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from swiftchat.chat.model.strict_calls import strict_calls_format
+from swiftchat.chat.tools.formats import find_tool_format
+from swiftchat.engine.api.vocabulary import Vocabulary
 from swiftchat.engine.schedule.token_trie import TokenTrie
 from tests.chat.endpoint.test_http import Served, serving
+from tests.support.cases import each_case
 from tests.support.fake_engine import TOOL_TEMPLATE, make_folder
 
 NUMBER, THINKING = {"type": "integer"}, TOOL_TEMPLATE + "{# <think></think> #}"
@@ -101,6 +106,105 @@ def test_auto_constrains_nothing(served: Served) -> None:
         assert served.chat(tools=TOOLS, **options)[0] == 200
         assert served.engine.constraints[-1] is None
     assert '"say"' in served.engine.prompt_text() and '"add"' not in served.engine.prompt_text()
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+CALLS = "<tool_call>\n{0}\n</tool_call>"
+
+
+def test_arguments_of_a_strict_tool_match_its_schema(served: Served) -> None:
+    """Also if the model chooses whether to call; other tools and all text are free."""
+    odd = strict(tool("odd", a={"not": {}}))
+    assert served.chat(tools=[strict(TOOLS[0]), TOOLS[1], odd])[0] == 200
+    other = '{"name": "say", "arguments": {"text": [1]}}'
+    spaced = '{ "name" :"add",\n  "arguments": {"a": 1, "b": 2} }'
+    whole = (ADD, spaced, other, other.replace("say", "odd"), ADD.replace("add", "sub"))
+    right = ["", "Hi {there}", *whole, *map(CALLS.format, whole), f"[{ADD}, {other}]"]
+    right += [f"```json\n{ADD}\n``` and", f"Wait. {CALLS.format(ADD)}\n{CALLS.format(spaced)}"]
+    assert [text for text in right if not accepts(served, text)] == []
+    broken = (ADD.replace("2", '"2"'), ADD.replace('"b"', '"c"'), '{"name": "add"}')
+    ends = [f"{CALLS.format(ADD)}\n{CALLS.format(broken[0])}"]
+    wrong = [*broken, *map(CALLS.format, broken), f"[{other}, {broken[0]}]", *ends]
+    assert [text for text in wrong if accepts(served, text)] == []
+
+
+def test_strict_tools_after_reasoning(tmp_path: Path) -> None:
+    with serving(make_folder(tmp_path / "model", THINKING), "hi") as served:
+        assert served.chat(tools=[strict(TOOLS[0])])[0] == 200
+        assert accepts(served, f"<think>{ADD}</think>\n{ADD}")
+        assert not accepts(served, f"<think>a</think>\n{ADD.replace('2', 'null')}")
+
+
+# A format by a text of its templates, a call in its syntax, and control tokens in it.
+SYNTAXES = [
+    ("<|tool_call|>", "<|tool_call|>[" + ADD + "]<|/tool_call|>", ["<|tool_call|>"]),
+    ("[TOOL_CALLS]", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}', ["[TOOL_CALLS]", "[ARGS]"]),
+    (
+        "[TOOL_CALLS]",
+        '[TOOL_CALLS]add[CALL_ID]x1[ARGS]{"a": 1, "b": 2}',
+        ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
+    ),
+    (
+        "<|channel|>commentary",
+        '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1, "b": 2}',
+        ["<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"],
+    ),
+    (
+        "<|channel|>commentary",
+        '<|start|>assistant<|channel|>commentary to=functions.add json<|message|>{"a": 1, "b": 2}',
+        ["<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"],
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+        '<|tool_call_argument_begin|>{"a": 1, "b": 2}<|tool_call_end|><|tool_calls_section_end|>',
+        [
+            *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+            *("<|tool_call_argument_begin|>", "<|tool_calls_section_end|>"),
+        ],
+    ),
+    (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+        '{"a": 1, "b": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [
+            *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+            *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+        ],
+    ),
+    ("<function=", '<function=add>{"a": 1, "b": 2}</function>', []),
+]
+
+
+@each_case(("signature", "call", "control"), SYNTAXES)
+def test_strict_calls_in_other_syntaxes(signature: str, call: str, control: list[str]) -> None:
+    """The arguments of strict tools match, those of others, and text, are free."""
+    ids = {text: 256 + i for i, text in enumerate([*control, "<other>"])}
+    stop = 256 + len(ids)
+    pieces = (*(bytes([i]) for i in range(256)), *(text.encode() for text in ids), b"<end>")
+    special = (*ids.values(), stop)
+    trie = TokenTrie(Vocabulary(pieces, special=special, stop_ids=(stop,)))
+    tool_format = find_tool_format(signature)
+    assert tool_format is not None
+    schemas = {"add": TOOLS[0]["function"]["parameters"]}
+    form = strict_calls_format(schemas, tool_format, ids)
+    grammar = json.dumps({"grammars": [form.grammar]})
+
+    def accepts(text: str) -> bool:
+        parts = re.split(f"({'|'.join(map(re.escape, ids))})", text)
+        sent = [i for part in parts for i in ([ids[part]] if part in ids else part.encode())]
+        matcher = LLMatcher(trie.tokenizer, grammar, log_level=0)
+        return bool(matcher.consume_tokens(sent) and matcher.is_accepting())
+
+    broken = call.replace("2", '"2"')
+    free = broken.replace("add", "add_all")
+    right = [call, f"Hi<other> add. {call}", f"{free}{call} and {call}", free, "to add<other>"]
+    assert [text for text in right if not accepts(text)] == []
+    wrong = [broken, f"Hi<other> add. {broken}", f"{free}{call} and {broken}", call[:-1] + broken]
+    assert [text for text in wrong if accepts(text)] == []
 
 
 def test_a_required_call_comes_while_it_is_written(tmp_path: Path) -> None:

@@ -58,7 +58,13 @@ _PARAMS = SamplingParams(
     reasoning_budget=1,
     reasoning=_MARKERS,
 )
-_CONSTRAINT = {"grammar": "{}", "pieces": [b"a", b"b"], "special": [0], "stop_ids": [1]}
+_CONSTRAINT = {
+    "grammar": "{}",
+    "begun": "a",
+    "pieces": [b"a", b"b"],
+    "special": [0],
+    "stop_ids": [1],
+}
 _TUNING = Tuning((("/some/where", 0.5),), "/a/prompt").to_wire()
 _HELLO: list[Message] = [
     {"type": "hello", "version": protocol.VERSION, "token": None},
