@@ -1,10 +1,10 @@
 """`POST /v1/chat/completions`."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from swiftchat.chat.endpoint.choice import Choice, Response
+from swiftchat.chat.endpoint.choice import Choice, CompletionResponse
 from swiftchat.chat.endpoint.logprobs import ChatLogprobs
 from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
@@ -52,9 +52,9 @@ def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> d
     return {**variables, **(body.chat_template_kwargs or {})}
 
 
-def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> Response:
+def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> CompletionResponse:
     """Return the response of a chat completion."""
-    return Response(
+    return CompletionResponse(
         *(chat_model.name, "chatcmpl", "chat.completion", "chat.completion.chunk"),
         lambda index, answer: ChatChoice(index, answer, chat_model.tokenizer),
         body.includes_usage,
@@ -72,19 +72,18 @@ class ChatChoice(Choice):
     def finish_reason(self) -> str | None:
         return "tool_calls" if self.answer.tool_calls else super().finish_reason
 
-    def begin(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant", "content": ""}, None)
+    def begin(self) -> Iterator[dict[str, Any]]:
+        yield self._chunk({"role": "assistant", "content": ""}, None)
 
-    def push(self, piece: str) -> dict[str, Any] | None:
+    def push(self, piece: str) -> Iterator[dict[str, Any]]:
         if isinstance(piece, CallDelta):
-            return self._chunk({"tool_calls": [_call_delta(piece)]}, self._logprobs.next())
-        if not piece or isinstance(piece, CallText):  # the client has that in pieces of a call
-            return None
-        name = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
-        return self._chunk({name: piece}, self._logprobs.next())
+            yield self._chunk({"tool_calls": [_call_delta(piece)]}, self._logprobs.next())
+        elif piece and not isinstance(piece, CallText):  # which the client has in pieces of a call
+            name = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
+            yield self._chunk({name: piece}, self._logprobs.next())
 
-    def end(self) -> dict[str, Any]:
-        return self._chunk({}, self._logprobs.next(), self.finish_reason)
+    def end(self) -> Iterator[dict[str, Any]]:
+        yield self._chunk({}, self._logprobs.next(), self.finish_reason)
 
     def whole(self) -> dict[str, Any]:
         answer = self.answer

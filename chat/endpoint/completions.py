@@ -1,9 +1,9 @@
 """`POST /v1/completions`: continue a text without a chat template."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from swiftchat.chat.endpoint.choice import Choice, Response
+from swiftchat.chat.endpoint.choice import Choice, CompletionResponse
 from swiftchat.chat.endpoint.logprobs import CompletionLogprobs
 from swiftchat.chat.endpoint.requests import CompletionRequest
 from swiftchat.chat.model.answer import Answer
@@ -23,9 +23,9 @@ def completion_answers(chat_model: ChatModel, body: CompletionRequest) -> Callab
     )
 
 
-def completion_response(chat_model: ChatModel, body: CompletionRequest) -> Response:
+def completion_response(chat_model: ChatModel, body: CompletionRequest) -> CompletionResponse:
     """Return the response of a completion."""
-    return Response(
+    return CompletionResponse(
         *(chat_model.name, "cmpl", "text_completion", "text_completion"),
         lambda index, answer: CompletionChoice(index, answer, chat_model.tokenizer),
         body.includes_usage,
@@ -39,14 +39,15 @@ class CompletionChoice(Choice):
         super().__init__(index, answer)
         self._logprobs = CompletionLogprobs(answer, tokenizer)
 
-    def begin(self) -> None:
-        return None
+    def begin(self) -> Iterator[dict[str, Any]]:
+        yield from ()
 
-    def push(self, piece: str) -> dict[str, Any] | None:
-        return self._object(piece, None) if piece else None
+    def push(self, piece: str) -> Iterator[dict[str, Any]]:
+        if piece:
+            yield self._object(piece, None)
 
-    def end(self) -> dict[str, Any]:
-        return self._object("", self.finish_reason)
+    def end(self) -> Iterator[dict[str, Any]]:
+        yield self._object("", self.finish_reason)
 
     def whole(self) -> dict[str, Any]:
         return self._object(self.answer.text, self.finish_reason)
