@@ -161,10 +161,11 @@ def _reporting_errors(handler: Handler) -> Handler:
 
 
 async def _report_error(request: Request, error: Exception) -> Response:
-    return api_error(error, request.url.path).response()
+    path = request.url.path
+    return api_error(error, path).response(path)
 
 
 async def _report_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path:.200}"
-    return ApiError(error.status_code, message).response()
+    return ApiError(error.status_code, message).response(request.url.path)

@@ -110,10 +110,20 @@ def check_others(given: Mapping[str, Any], *, is_chat: bool) -> None:
         if not is_chat and name in CHAT_ONLY:
             message = f"{name} is a field of /v1/chat/completions"
             raise ApiError(400, message, "unsupported_value", name)
-        # 0 is not False here.
-        is_default = any(
-            type(value) is type(other) and value == other for other in DEFAULTS.get(name, ())
-        )
-        if name in REFUSED and not is_default:
-            message = f"{name} is not supported: {REFUSED[name]}"
-            raise ApiError(400, message, "unsupported_value", name)
+        check_refused(name, value, REFUSED, DEFAULTS)
+
+
+def check_refused(
+    name: str,
+    value: Any,
+    refused: Mapping[str, str],
+    defaults: Mapping[str, tuple[Any, ...]],
+) -> None:
+    """Raise `ApiError` for a refused field whose value is none of its defaults."""
+    # 0 is not False here.
+    is_default = any(
+        type(value) is type(other) and value == other for other in defaults.get(name, ())
+    )
+    if name in refused and not is_default:
+        message = f"{name} is not supported: {refused[name]}"
+        raise ApiError(400, message, "unsupported_value", name)

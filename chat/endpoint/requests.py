@@ -45,6 +45,13 @@ _SAMPLING = {
 } | {"max_completion_tokens": PARAMETERS["max_tokens"]}
 
 
+# The fields of requests that are parameters of an answer, but for its length.
+PARAMETER_FIELDS = frozenset(
+    {name for name, found in _SAMPLING.items() if found.name != "max_tokens"}
+    | {*_TEXTS, "early_stopping", "logit_bias", "stop_token_ids", "chat_template_kwargs"}
+)
+
+
 class _Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 

@@ -1,4 +1,4 @@
-"""The bearer token of HTTP clients."""
+"""The token of HTTP clients."""
 
 import secrets
 from collections.abc import Mapping
@@ -57,11 +57,15 @@ class RequireToken:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_authorized(Headers(scope=scope)):
             error = ApiError(401, "the bearer token is missing or wrong", "invalid_api_key")
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _is_authorized(self, headers: Headers) -> bool:
+        """Return whether the token is there, as that of a bearer or as a key of Anthropic's API."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        sent = token.strip().encode("latin-1", "replace")
-        return scheme.lower() == "bearer" and secrets.compare_digest(sent, self._expected)
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        return any(
+            secrets.compare_digest(sent.encode("latin-1", "replace"), self._expected)
+            for sent in (bearer, headers.get("x-api-key", ""))
+        )

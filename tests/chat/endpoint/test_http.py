@@ -102,7 +102,8 @@ def served(folder: Path) -> Iterator[Served]:
         {"Authorization": f"Bearer {TOKEN} x"},
         {"Authorization": "Bearer "},
         {"Authorization": "Bearer \xe9"},
-        {"X-Api-Key": TOKEN},
+        {"X-Api-Key": TOKEN[1:]},
+        {"X-Api-Key": ""},
     ],
     ids=str,
 )
