@@ -46,6 +46,20 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     return start
 
 
+def num_prompt_tokens(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], int]:
+    """Check a request and return the function that counts the tokens of its prompt."""
+    messages, offer = template_messages(body.messages), offered(body)
+
+    def count() -> int:
+        if offer.tools:
+            chat_model.prompts.require_tools()
+        variables = _template_variables(chat_model, body)
+        encode = chat_model.prompts.encoder(tools=offer.tools, more_variables=variables)
+        return len(encode(messages))
+
+    return count
+
+
 def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> dict[str, Any]:
     effort = body.effort
     variables = {} if effort is None else chat_model.prompts.effort_variables(effort)

@@ -43,20 +43,22 @@ class Served:
         self.port = urlsplit(server.url).port
 
     def request(
-        self, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        method: str | None = None,
     ) -> tuple[int, Any]:
         """Send a request; returns the status and the parsed body, or a stream's events."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=END_S)
         content = body if isinstance(body, bytes | None) else json.dumps(body)
         headers = {"Authorization": f"Bearer {TOKEN}"} if headers is None else headers
-        connection.request("GET" if body is None else "POST", path, content, headers)
+        connection.request(method or ("GET" if body is None else "POST"), path, content, headers)
         response = connection.getresponse()
         text = response.read().decode()
         connection.close()
         if response.headers["content-type"].startswith("text/event-stream"):
-            *events, done, end = text.split("\n\n")
-            assert (done, end) == ("data: [DONE]", "")
-            return response.status, [json.loads(event.removeprefix("data: ")) for event in events]
+            return response.status, parsed_events(text, has_names="completions" not in path)
         return response.status, json.loads(text)
 
     def chat(self, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
@@ -65,6 +67,20 @@ class Served:
     def chat_of(self, model: str, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
         sent = list(messages) or [{"role": "user", "content": "hello"}]
         return self.request("/v1/chat/completions", {"model": model, "messages": sent, **options})
+
+
+def parsed_events(text: str, has_names: bool) -> list[Any]:
+    """Return the objects of a stream: OpenAI's chunks, or events that are named by their types."""
+    *events, end = text.split("\n\n")
+    assert end == ""
+    if not has_names:
+        assert events.pop() == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+    found = []
+    for name, data in (event.split("\n") for event in events if not event.startswith(":")):
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
 
 
 @contextmanager
