@@ -10,6 +10,7 @@ from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import BadModelFile, ContextOverflow, SwiftchatError, UsageError
 
 ANTHROPIC_PATHS = "/v1/messages"  # and those below have Anthropic's format
+NO_THREADS = "thread_unsupported_request"  # after which clients send all messages
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -41,7 +42,10 @@ class ApiError(Exception):
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         is_named = self.param is None or self.param in self.message
         message = self.message if is_named else f"{self.param}: {self.message}"
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        error: dict[str, Any] = {"type": kind, "message": message}
+        if self.code == NO_THREADS:
+            error["details"] = {"error_code": self.code}
+        return {"type": "error", "error": error}
 
     def response(self, path: str = "") -> JSONResponse:
         """Return the response of a request for this path."""

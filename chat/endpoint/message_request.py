@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from swiftchat.chat.endpoint.errors import ApiError
+from swiftchat.chat.endpoint.errors import NO_THREADS, ApiError
 from swiftchat.chat.endpoint.message_blocks import Message, chat_messages
 from swiftchat.chat.endpoint.requests import Whole, refuse
 from swiftchat.chat.endpoint.translated_request import FieldTable, StrictFields, TranslatedRequest
@@ -19,11 +19,18 @@ _TABLE = FieldTable(
         "compaction": "send the messages that the model shall read",
         "fallbacks": "name one model",
         "fallback_credit_token": "name one model",
-        "thread": "send all messages",
         "prefill": "send a question last",
         "max_tokens_to_sample": "use max_tokens",
     },
-    defaults={"mcp_servers": ([],), "fallbacks": ([],)},
+    defaults={
+        "mcp_servers": ([],),
+        "fallbacks": ([],),
+        # All reasoning stays in the prompt anyway, as far as the template wants it.
+        "context_management": (
+            {"edits": []},
+            {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        ),
+    },
     without_effect=(
         *("billing_policy", "cache_control", "diagnostics", "inference_geo", "metadata"),
         *("service_tier", "speed", "user_profile_id", "workspace_id"),
@@ -69,6 +76,7 @@ class CountRequest(TranslatedRequest):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None  # an older name
+    thread: dict[str, Any] | None = None
 
     @property
     def omits_thinking(self) -> bool:
@@ -76,6 +84,9 @@ class CountRequest(TranslatedRequest):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def fields(self) -> dict[str, Any]:
+        if self.thread is not None:
+            text = "thread is not supported: send all messages"
+            raise ApiError(400, text, NO_THREADS, "thread")
         choice, output = self.tool_choice, self.output_config or OutputConfig()
         is_single = choice is not None and choice.disable_parallel_tool_use
         return {

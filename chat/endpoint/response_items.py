@@ -51,13 +51,14 @@ class Message(Item):
 
     def as_object(self) -> dict[str, Any]:
         is_answer = self.role == "assistant"
-        kind, more = ("output_text", {"annotations": []}) if is_answer else ("input_text", {})
-        content = (
+        kind = "output_text" if is_answer else "input_text"
+        more: dict[str, Any] = {"annotations": []} if is_answer else {}
+        texts = (
             [Content(type=kind, text=self.content)]
             if isinstance(self.content, str)
             else self.content
         )
-        listed = [{"type": one.type, "text": one.text, **more} for one in content]
+        listed = [{"type": one.type, "text": one.text, **more} for one in texts]
         return {**super().as_object(), "content": listed}
 
 

@@ -50,6 +50,18 @@ class Served:
         method: str | None = None,
     ) -> tuple[int, Any]:
         """Send a request; returns the status and the parsed body, or a stream's events."""
+        status, kind, text = self._answer(path, body, headers, method)
+        if kind.startswith("text/event-stream"):
+            return status, parsed_events(text, has_names="completions" not in path)
+        return status, json.loads(text)
+
+    def text(self, path: str, body: Any) -> str:
+        """Send a request and return the text of its response."""
+        return self._answer(path, body, None, None)[2]
+
+    def _answer(
+        self, path: str, body: Any, headers: dict[str, str] | None, method: str | None
+    ) -> tuple[int, str, str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=END_S)
         content = body if isinstance(body, bytes | None) else json.dumps(body)
         headers = {"Authorization": f"Bearer {TOKEN}"} if headers is None else headers
@@ -57,9 +69,7 @@ class Served:
         response = connection.getresponse()
         text = response.read().decode()
         connection.close()
-        if response.headers["content-type"].startswith("text/event-stream"):
-            return response.status, parsed_events(text, has_names="completions" not in path)
-        return response.status, json.loads(text)
+        return response.status, response.headers["content-type"], text
 
     def chat(self, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
         return self.chat_of("model", *messages, **options)
