@@ -126,9 +126,9 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
     refuse(not isinstance(name, str) or not name, "tools", "tools: a tool has no name")
     schema = tool.get("input_schema")
     refuse(not isinstance(schema, dict), "tools", f"tools: {name!r:.80} has no input_schema")
-    function = {"name": name, "description": tool.get("description"), "parameters": schema}
-    given = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": given}
+    names = ("name", "description", "strict")
+    function = {key: tool[key] for key in names if tool.get(key) is not None}
+    return {"type": "function", "function": {**function, "parameters": schema}}
 
 
 def _chat_choice(choice: ToolChoice) -> str | dict[str, Any]:
