@@ -79,6 +79,12 @@ class Served:
         return self.request("/v1/chat/completions", {"model": model, "messages": sent, **options})
 
 
+def answering(served: Served, *answers: Any) -> None:
+    """Let the next answers of the engine be these, each a text or as in `FakeEngine`."""
+    found = [{"text": answer} if isinstance(answer, str) else answer for answer in answers]
+    served.engine.answers[:0] = found
+
+
 def parsed_events(text: str, has_names: bool) -> list[Any]:
     """Return the objects of a stream: OpenAI's chunks, or events that are named by their types."""
     *events, end = text.split("\n\n")

@@ -10,7 +10,14 @@ import pytest
 from swiftchat.chat.endpoint import generation
 from swiftchat.chat.endpoint.message_choice import MessageChoice
 from swiftchat.chat.endpoint.message_request import CountRequest, MessageRequest
-from tests.chat.endpoint.test_http import CALL_TEXT, THINKING_TEMPLATE, TOKEN, Served, serving
+from tests.chat.endpoint.test_http import (
+    CALL_TEXT,
+    THINKING_TEMPLATE,
+    TOKEN,
+    Served,
+    answering,
+    serving,
+)
 from tests.support.cases import each_case
 from tests.support.fake_engine import make_folder
 from tests.support.strict_types import strict
@@ -76,11 +83,11 @@ def ask(served: Served, content: Any = "hello", **options: Any) -> tuple[int, An
     ],
 )
 def test_a_stream_builds_the_whole_message(
-    answer: Any, options: dict[str, Any], tmp_path: Path
+    answer: Any, options: dict[str, Any], served: Served
 ) -> None:
-    with serving(make_folder(tmp_path / "model", THINKING_TEMPLATE), answer, answer) as served:
-        whole = ask(served, **options)[1]
-        events = ask(served, stream=True, **options)[1]
+    answering(served, answer, answer)
+    whole = ask(served, **options)[1]
+    events = ask(served, stream=True, **options)[1]
     message = built(events)
     for found in (message, whole):
         for block in found["content"]:
@@ -142,10 +149,10 @@ def built(events: list[Any]) -> dict[str, Any]:
     ],
 )
 def test_why_an_answer_ended(
-    answer: Any, options: dict[str, Any], expected: tuple[str, str | None], tmp_path: Path
+    answer: Any, options: dict[str, Any], expected: tuple[str, str | None], served: Served
 ) -> None:
-    with serving(make_folder(tmp_path / "model", THINKING_TEMPLATE), answer) as served:
-        message = ask(served, **options)[1]
+    answering(served, answer)
+    message = ask(served, **options)[1]
     assert (message["stop_reason"], message["stop_sequence"]) == expected
 
 

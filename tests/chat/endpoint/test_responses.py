@@ -13,7 +13,13 @@ from swiftchat.chat.endpoint import generation, response_store
 from swiftchat.chat.endpoint.response_choice import ItemsChoice
 from swiftchat.chat.endpoint.response_request import ResponseRequest
 from swiftchat.chat.endpoint.response_store import StoredResponse, StoredResponses
-from tests.chat.endpoint.test_http import CALL_TEXT, THINKING_TEMPLATE, Served, serving
+from tests.chat.endpoint.test_http import (
+    CALL_TEXT,
+    THINKING_TEMPLATE,
+    Served,
+    answering,
+    serving,
+)
 from tests.support.cases import each_case
 from tests.support.fake_engine import make_folder
 from tests.support.strict_types import strict
@@ -70,11 +76,11 @@ def without_ids(value: Any) -> Any:
     ],
 )
 def test_a_stream_builds_the_whole_response(
-    answer: str, options: dict[str, Any], tmp_path: Path
+    answer: str, options: dict[str, Any], served: Served
 ) -> None:
-    with serving(make_folder(tmp_path / "model", THINKING_TEMPLATE), answer, answer) as served:
-        whole = respond(served, **options)[1]
-        events = respond(served, stream=True, **options)[1]
+    answering(served, answer, answer)
+    whole = respond(served, **options)[1]
+    events = respond(served, stream=True, **options)[1]
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.completed" and whole["status"] == "completed"
