@@ -191,7 +191,7 @@ class Tokenizer:
         earlier: Prompt | None = None,
         template: str | None = None,
         add_generation_prompt: bool = True,
-        answer_prefix: str = "",
+        begun: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> Prompt:
         """Return a conversation rendered by the model's chat template, and its ids.
@@ -203,13 +203,13 @@ class Tokenizer:
         by default its template `tool_use` if there are tools, else `default`.
 
         As long as the spans of both prompts have the same text, the ids of `earlier` are reused,
-        so a generated answer keeps its ids in later turns. `answer_prefix` is the
-        beginning of an answer that the model continues; it ends the prompt. Raises
+        so a generated answer keeps its ids in later turns. `begun` is a message whose content the
+        answer continues: it ends the prompt, in the form that the template gives to answers. Raises
         `BadModelFile` if there is no template, or it is invalid, hostile or rejects the messages.
         """
         # Imported here: many programs use no template.
         from swiftchat.tokenizer.template.messages import MessageForms, messages_for_template
-        from swiftchat.tokenizer.template.provenance import render
+        from swiftchat.tokenizer.template.provenance import render, up_to
 
         source = self._template_source(variables.get("tools")) if template is None else template
         if source not in self._message_forms:
@@ -220,15 +220,27 @@ class Tokenizer:
                 )
             )
         forms = self._message_forms[source]
-        adapted = forms.adapted(messages_for_template(messages), variables)
-        inputs = {**variables, "messages": adapted}
-        own = {name: text for name, text in self.named_tokens.items() if name not in inputs} | {
-            "add_generation_prompt": add_generation_prompt
-        }
-        text, content = render(self._template_process, source, inputs, own, self.special_tokens)
-        if answer_prefix:
-            content = [*content, (len(text), len(text) + len(answer_prefix))]
-        return self._prompt(text + answer_prefix, content, earlier)
+
+        def rendered(shown: Sequence[Mapping[str, Any]], has_end: bool) -> tuple[str, Ranges]:
+            adapted = forms.adapted(messages_for_template(shown), variables)
+            inputs = {**variables, "messages": adapted}
+            own = {name: text for name, text in self.named_tokens.items() if name not in inputs} | {
+                "add_generation_prompt": has_end
+            }
+            return render(self._template_process, source, inputs, own, self.special_tokens)
+
+        if begun is None:
+            return self._prompt(*rendered(messages, add_generation_prompt), earlier)
+        answer = str(begun["content"])
+        try:
+            found = up_to(answer, *rendered([*messages, begun], False))
+        except BadModelFile:  # a template may end its conversations with a question
+            found = None
+        if found is None:
+            text, content = rendered(messages, add_generation_prompt)
+            end = len(text) + len(answer)
+            found = text + answer, [*content, (len(text), end)] if answer else content
+        return self._prompt(*found, earlier)
 
     def continued(self, prompt: Prompt, ids: Sequence[int]) -> Prompt:
         """Return `prompt` followed by the answer `ids`, as `earlier` for the next turn.

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -34,7 +35,7 @@ from swiftchat.chat.endpoint.response_choice import ItemsResponse
 from swiftchat.chat.endpoint.response_request import ResponseRequest
 from swiftchat.chat.endpoint.response_store import StoredResponses, item_page
 from swiftchat.chat.endpoint.served_models import ServedModels
-from swiftchat.chat.endpoint.token import RequireToken
+from swiftchat.chat.endpoint.token import RequireLocal, RequireToken
 from swiftchat.chat.endpoint.translated_request import TranslatedRequest
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
@@ -52,8 +53,13 @@ class EngineRequest(BaseModel):
 
 Body = TypeVar(
     "Body",
-    *(ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, EngineRequest),
-    *(ResponseRequest, MessageRequest, CountRequest),
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponseRequest,
+    MessageRequest,
+    CountRequest,
+    EmbeddingsRequest,
+    EngineRequest,
 )
 
 
@@ -67,9 +73,25 @@ class Api:
         self._created = int(time.time())
         self._has_noted_effort = False
 
-    def app(self, token: str) -> Starlette:
-        """Return the application, which requires the token in every request."""
+    def app(self, token: str | None, origins: Sequence[str] = ()) -> Starlette:
+        """Return the application, which requires the token in every request but that of `/health`.
+
+        Without a token it requires that no page of a browser sends it, but for those of `origins`.
+        """
+        guard = (
+            Middleware(RequireLocal, origins=origins)
+            if token is None
+            else Middleware(RequireToken, token=token)
+        )
+        # First: a browser sends no token with its question whether a page may send one.
+        pages = Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+        )
         routes = [
+            Route("/health", _health),
             Route("/v1/models", _reporting_errors(self.models)),
             Route("/v1/models/{name:path}", _reporting_errors(self.model)),
             self._route("/v1/chat/completions", ChatCompletionRequest, self.chat_completion),
@@ -88,7 +110,7 @@ class Api:
         ]
         return Starlette(
             routes=routes,
-            middleware=[Middleware(RequireToken, token=token)],
+            middleware=[pages, guard] if origins else [guard],
             exception_handlers={HTTPException: _report_http_error, Exception: _report_error},
         )
 
@@ -117,8 +139,11 @@ class Api:
         self, request: Request, chat_model: ChatModel, body: ResponseRequest
     ) -> Response:
         body.resolve(self._stored)
-        response = ItemsResponse(chat_model, body, self._stored)
-        return await self._translated(request, chat_model, body, response)
+        chat = body.chat_request()
+        name, tokenizer = chat.full_name(chat_model), chat_model.tokenizer
+        response = ItemsResponse(name, tokenizer, body, self._stored)
+        with body.errors():
+            return await self._chat(request, chat_model, chat, response)
 
     async def response_tokens(
         self, request: Request, chat_model: ChatModel, body: ResponseRequest
@@ -142,8 +167,10 @@ class Api:
     async def message(
         self, request: Request, chat_model: ChatModel, body: MessageRequest
     ) -> Response:
-        response = MessageResponse(chat_model, body)
-        return await self._translated(request, chat_model, body, response)
+        chat = body.chat_request()
+        response = MessageResponse(chat.full_name(chat_model), body)
+        with body.errors():
+            return await self._chat(request, chat_model, chat, response)
 
     async def message_tokens(
         self, request: Request, chat_model: ChatModel, body: CountRequest
@@ -187,18 +214,6 @@ class Api:
 
         return Route(path, _reporting_errors(handle), methods=["POST"])
 
-    async def _translated(
-        self,
-        request: Request,
-        chat_model: ChatModel,
-        body: TranslatedRequest,
-        response: ApiResponse,
-    ) -> Response:
-        """Answer a request of another protocol."""
-        chat = body.chat_request()
-        with body.errors():
-            return await self._chat(request, chat_model, chat, response)
-
     async def _chat(
         self,
         request: Request,
@@ -224,7 +239,10 @@ class Api:
             print_notice("note: reasoning_effort has no effect: the model always reasons alike")
 
     def _model_object(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+        """Describe a model; the parent of one with an adapter is the base model."""
+        found = {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+        parent = self._models.parent(name)
+        return found if parent is None else {**found, "parent": parent}
 
 
 class _ResponseWithModel(Response):
@@ -237,6 +255,10 @@ class _ResponseWithModel(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._stack:
             await self._response(scope, receive, send)
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
 
 
 def _reporting_errors(handler: Handler) -> Handler:

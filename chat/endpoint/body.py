@@ -28,8 +28,13 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
         raise ApiError(408, message, "request_timeout") from error
     except ClientDisconnect as error:
         raise ApiError(400, "the client has disconnected") from error
+    return parsed_body(bytes(content), kind)
+
+
+def parsed_body(content: bytes, kind: type[Body]) -> Body:
+    """Check the JSON of a body; raises `ApiError`."""
     try:
-        return kind.model_validate_json(bytes(content))
+        return kind.model_validate_json(content)
     except ValidationError as error:
         raise _wrong_field(error) from error
 

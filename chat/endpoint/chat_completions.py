@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from swiftchat.chat.endpoint.choice import Choice, CompletionResponse
@@ -14,8 +14,11 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
+from swiftchat.chat.model.output_format import Encode, OutputFormat
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.tools.call_stream import CallDelta, CallText
+from swiftchat.chat.tools.offer import Offer
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.tokenizer import Tokenizer
 
 
@@ -26,21 +29,34 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     """
     sampling = chat_model.params_with(body.sampling())
     params = body.applied(sampling, chat_model.model.config.vocab_size)
-    stops = body.stops()
+    return answers_with(chat_model, body, params, body.stops(), body.num_answers)
+
+
+def answers_with(
+    chat_model: ChatModel,
+    body: ChatCompletionRequest,
+    params: SamplingParams,
+    stops: Sequence[str],
+    count: int,
+) -> Callable[[], AnswerGroup]:
+    """Return the function that starts `count` answers with parameters that are known already."""
     messages, offer = template_messages(body.messages), offered(body)
-    output_format = answer_format(body, offer)
+    begun = messages.pop() if body.continues else None
+    tuning = body.tuning(chat_model)
 
     def start() -> AnswerGroup:
-        variables = _template_variables(chat_model, body)
-        encode = chat_model.prompts.encoder(tools=offer.tools, more_variables=variables)
+        output_format = answer_format(body, offer, chat_model)
+        encode = _encoder(chat_model, body, offer, begun, output_format)
         return chat_model.start_answers(
             message_versions(messages),
             encode,
             params,
             stops,
-            body.num_answers,
+            count,
             offer=offer,
             output_format=output_format,
+            tuning=tuning,
+            begun=begun["content"] if begun else "",
         )
 
     return start
@@ -49,27 +65,36 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
 def num_prompt_tokens(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], int]:
     """Check a request and return the function that counts the tokens of its prompt."""
     messages, offer = template_messages(body.messages), offered(body)
+    begun = messages.pop() if body.continues else None
 
     def count() -> int:
         if offer.tools:
             chat_model.prompts.require_tools()
-        variables = _template_variables(chat_model, body)
-        encode = chat_model.prompts.encoder(tools=offer.tools, more_variables=variables)
-        return len(encode(messages))
+        output_format = answer_format(body, offer, chat_model)
+        return len(_encoder(chat_model, body, offer, begun, output_format)(messages))
 
     return count
 
 
-def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> dict[str, Any]:
+def _encoder(
+    chat_model: ChatModel,
+    body: ChatCompletionRequest,
+    offer: Offer,
+    begun: Mapping[str, Any] | None,
+    output_format: OutputFormat | None,
+) -> Encode:
+    """Return the function that encodes the messages of a request before the one that is begun."""
     effort = body.effort
     variables = {} if effort is None else chat_model.prompts.effort_variables(effort)
-    return {**variables, **(body.chat_template_kwargs or {})}
+    variables = {**variables, **(body.chat_template_kwargs or {})}
+    encode = chat_model.prompts.encoder(None, begun, offer.tools, variables)
+    return encode if output_format is None else output_format.instructed(encode)
 
 
 def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> CompletionResponse:
     """Return the response of a chat completion."""
     return CompletionResponse(
-        *(chat_model.name, "chatcmpl", "chat.completion", "chat.completion.chunk"),
+        *(body.full_name(chat_model), "chatcmpl", "chat.completion", "chat.completion.chunk"),
         lambda index, answer: ChatChoice(index, answer, chat_model.tokenizer),
         body.includes_usage,
     )

@@ -124,16 +124,18 @@ def event_bytes(value: dict[str, Any], name: str | None = None) -> bytes:
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the numbers of tokens of answers that have ended; their prompt counts once."""
-    first = answers[0]
+    """Return the numbers of tokens of answers that have ended; each prompt counts once."""
+    of_prompts = list({id(answer.prompt): answer for answer in answers}.values())
+    num_prompt = sum(answer.num_prompt_tokens for answer in of_prompts)
     num_tokens = sum(answer.num_tokens for answer in answers)
     num_reasoning = sum(answer.num_reasoning_tokens for answer in answers)
-    cached = first.result.cached_tokens if first.result else 0
-    dropped = first.num_left_out + sum(answer.num_slid for answer in answers)
+    cached = sum(answer.result.cached_tokens for answer in of_prompts if answer.result)
+    dropped = sum(answer.num_left_out for answer in of_prompts)
+    dropped += sum(answer.num_slid for answer in answers)
     return {
-        "prompt_tokens": first.num_prompt_tokens,
+        "prompt_tokens": num_prompt,
         "completion_tokens": num_tokens,
-        "total_tokens": first.num_prompt_tokens + num_tokens,
+        "total_tokens": num_prompt + num_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": num_reasoning},
         **({"dropped_tokens": dropped} if dropped else {}),

@@ -6,23 +6,21 @@ import threading
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from swiftchat.chat.endpoint.answers import Answers, Post, posted
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.requests import refuse, token_ids
+from swiftchat.chat.endpoint.fields import OTHER_FIELDS
+from swiftchat.chat.endpoint.requests import ModelRequest, refuse, texts_or_ids
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.engine.api.embed import check_prompts, embed, normalized
 
 _MAX_INPUTS = 2048  # as in OpenAI's API
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(ModelRequest):
     """The fields of a request; `pooling` is our own."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    model: str
     input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
@@ -30,17 +28,12 @@ class EmbeddingsRequest(BaseModel):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """The texts, or the token ids of each; raises `ApiError` for none and for too many."""
-        match self.input:
-            case str() as text:
-                return [text]
-            case [int(), *_]:
-                return [token_ids(self.input, "input")]
-        found = [
-            one if isinstance(one, str) else token_ids(one, "input")
-            for one in self.input
-            if not isinstance(one, int)
-        ]
+        """The texts, or the token ids of each; raises `ApiError` for none and for too many.
+
+        Also for fields that may change the embeddings.
+        """
+        OTHER_FIELDS.check(self.model_extra or {})
+        found = texts_or_ids(self.input, "input")
         if not 1 <= len(found) <= _MAX_INPUTS:
             raise ApiError(400, f"input: between 1 and {_MAX_INPUTS} texts", None, "input")
         return found
@@ -64,6 +57,9 @@ class EmbeddingJob:
         and `SwiftchatError` for inputs that have no embedding.
         """
         inputs = self._body.inputs
+        param = "lora" if self._body.lora else "model"
+        is_tuned = self._body.tuning(self._chat_model) is not None
+        refuse(is_tuned, param, f"{param}: embeddings are those of the base model")
         prompts = [await answers.encoded(partial(_ids, self._chat_model, one)) for one in inputs]
         names = [f"input {i}" for i in range(len(prompts))]
         info = await answers.encoded(self._chat_model.wait_ready)

@@ -21,14 +21,16 @@ _ANTHROPIC_TYPES = {
 }
 
 
-class ApiError(Exception):
+class ApiError(UsageError):
     """An HTTP status with a message; `param` names the wrong field, `code` the kind of error."""
+
+    default_hint = "docs/serving.md describes the fields of requests"
 
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status, self.code, self.param = status, code, param
 
     @property
     def body(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Fields of other servers' requests: which ones are refused, and which cannot change the answer.
 
-Those that are honored are fields of the requests (`requests.py`). docs/serving.md lists all; a test
-compares it with these tables.
+Those that are honored are fields of the requests (`requests.py`). A field that is neither there nor
+here could change the answer and is refused too. docs/serving.md lists all; a test compares it with
+these tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from swiftchat.chat.endpoint.errors import ApiError
@@ -24,17 +26,15 @@ REFUSED = {
     "thinking": _THINK,
     "include_reasoning": "reasoning_content is apart from the answer",
     "reasoning_format": "reasoning_content is apart from the answer",
-    "add_generation_prompt": "the model always answers",
-    "continue_final_message": "send a question last, or use /v1/completions",
     "add_special_tokens": "the chat template writes the prompt",
     "chat_template": _START,
-    "lora": _START,
     "audio": _TEXT,
     "modalities": _TEXT,
     "image_data": _TEXT,
     "mm_processor_kwargs": _TEXT,
     "verbosity": "ask for it in the messages",
     "web_search_options": "offer a tool that searches",
+    "do_sample": "use temperature",
     "ignore_eos": "use min_tokens",
     "use_beam_search": "use beams",
     "mirostat": _SAMPLER,
@@ -61,13 +61,12 @@ REFUSED = {
     "vllm_xargs": _SAMPLER,
 }
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "add_special_tokens": (False,),
     "include_reasoning": (True,),
     "reasoning_format": ("auto", "deepseek"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
+    "do_sample": (True,),
     "ignore_eos": (False,),
     "use_beam_search": (False,),
     "mirostat": (0,),
@@ -83,47 +82,58 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "return_tokens": (False,),
     "n_indent": (0,),
     "t_max_predict_ms": (0, -1),
-    "lora": ([],),
     "image_data": ([],),
     "logits_processors": ([],),
     "vllm_xargs": ({},),
 }
-# Fields that say who asks, what to keep, or how fast to be.
+# Fields that say who asks, what to keep, how fast to be, or where a proxy sends the request.
 WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "priority"),
     *("prompt_cache_key", "prompt_cache_retention", "prediction", "cache_prompt", "cache_salt"),
     *("id_slot", "guided_decoding_backend", "timings_per_token", "return_progress"),
-    *("response_fields", "post_sampling_probs", "parse_tool_calls", "keep_alive"),
+    *("response_fields", "post_sampling_probs", "parse_tool_calls", "keep_alive", "ttl"),
+    *("rid", "chat_id", "session_id", "message_id", "conversation_id", "background_tasks"),
+    *("provider", "route", "usage", "timeout", "extra_headers", "custom_llm_provider", "tags"),
+    *("data_parallel_rank", "kv_transfer_params", "n_cache_reuse", "slot_id", "draft_model"),
 )
 # Fields that only chat completions have.
 CHAT_ONLY = (
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "reasoning"),
-    *("chat_template_kwargs", "response_format", "top_logprobs"),
+    *("chat_template_kwargs", "top_logprobs", "continue_final_message", "add_generation_prompt"),
 )
 
 
-def check_others(given: Mapping[str, Any], *, is_chat: bool) -> None:
-    """Raise `ApiError` for fields that the request does not have and that change the answer."""
-    for name, value in given.items():
-        if value is None:
-            continue
-        if not is_chat and name in CHAT_ONLY:
-            message = f"{name} is a field of /v1/chat/completions"
-            raise ApiError(400, message, "unsupported_value", name)
-        check_refused(name, value, REFUSED, DEFAULTS)
+@dataclass(frozen=True)
+class FieldTable:
+    """Fields of requests besides those that are honored; any other one is refused too.
+
+    Those of `refused` would change the answer, unless they have a value of `defaults`; those of
+    `without_effect` do not. `elsewhere` are fields of chat completions only.
+    """
+
+    refused: Mapping[str, str]
+    defaults: Mapping[str, tuple[Any, ...]]
+    without_effect: Collection[str]
+    elsewhere: Collection[str] = ()
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise `ApiError` for fields that may change the answer and are not honored."""
+        for name, value in given.items():
+            # 0 is not False here.
+            is_default = any(
+                type(value) is type(other) and value == other
+                for other in self.defaults.get(name, ())
+            )
+            if value is None or is_default or name in self.without_effect:
+                continue
+            if name in self.elsewhere:
+                reason = f"{name:.80} is a field of /v1/chat/completions"
+            elif name in self.refused:
+                reason = f"{name} is not supported: {self.refused[name]}"
+            else:
+                reason = f"{name:.80} is no field of this request"
+            raise ApiError(400, reason, "unsupported_value", name[:80])
 
 
-def check_refused(
-    name: str,
-    value: Any,
-    refused: Mapping[str, str],
-    defaults: Mapping[str, tuple[Any, ...]],
-) -> None:
-    """Raise `ApiError` for a refused field whose value is none of its defaults."""
-    # 0 is not False here.
-    is_default = any(
-        type(value) is type(other) and value == other for other in defaults.get(name, ())
-    )
-    if name in refused and not is_default:
-        message = f"{name} is not supported: {refused[name]}"
-        raise ApiError(400, message, "unsupported_value", name)
+OTHER_FIELDS = FieldTable(REFUSED, DEFAULTS, WITHOUT_EFFECT)
+COMPLETION_FIELDS = FieldTable(REFUSED, DEFAULTS, WITHOUT_EFFECT, CHAT_ONLY)

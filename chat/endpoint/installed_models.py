@@ -66,6 +66,9 @@ class InstalledModels:
             raise unknown_model(name, f"is not installed{like}; {_LIST_HINT}")
         return found[0]
 
+    def parent(self, name: str) -> None:
+        return None
+
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncGenerator[ChatModel]:
         full_name = await asyncio.to_thread(self.full_name, name)

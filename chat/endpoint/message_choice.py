@@ -10,7 +10,6 @@ from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.message_request import MessageRequest
 from swiftchat.chat.endpoint.parted_choice import Part, PartedChoice
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.chat_model import ChatModel
 
 # Nothing checks it, but some clients send only signed blocks back.
 _SIGNATURE = "swiftchat"
@@ -26,8 +25,8 @@ class MessageResponse(Response):
 
     heartbeat = event_bytes({"type": "ping"}, "ping")
 
-    def __init__(self, chat_model: ChatModel, request: MessageRequest) -> None:
-        self._model, self._omits_thinking = chat_model.name, request.omits_thinking
+    def __init__(self, model: str, request: MessageRequest) -> None:
+        self._model, self._omits_thinking = model, request.omits_thinking
         self._id = f"msg_{uuid.uuid4().hex}"
 
     def choice(self, index: int, answer: Answer) -> Choice:

@@ -5,9 +5,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from swiftchat.chat.endpoint.errors import NO_THREADS, ApiError
+from swiftchat.chat.endpoint.fields import FieldTable
 from swiftchat.chat.endpoint.message_blocks import Message, chat_messages
 from swiftchat.chat.endpoint.requests import Whole, refuse
-from swiftchat.chat.endpoint.translated_request import FieldTable, StrictFields, TranslatedRequest
+from swiftchat.chat.endpoint.translated_request import StrictFields, TranslatedRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -19,7 +20,7 @@ _TABLE = FieldTable(
         "compaction": "send the messages that the model shall read",
         "fallbacks": "name one model",
         "fallback_credit_token": "name one model",
-        "prefill": "send a question last",
+        "prefill": "send the beginning of the answer as the last message",
         "max_tokens_to_sample": "use max_tokens",
     },
     defaults={
@@ -35,14 +36,15 @@ _TABLE = FieldTable(
         *("billing_policy", "cache_control", "diagnostics", "inference_geo", "metadata"),
         *("service_tier", "speed", "user_profile_id", "workspace_id"),
     ),
-    names={
-        "tool_call_id": "tool_use_id",
-        "stop": "stop_sequences",
-        "response_format": "output_config.format",
-        "reasoning_effort": "output_config.effort",
-        "reasoning_budget": "thinking.budget_tokens",
-    },
 )
+
+_NAMES = {
+    "tool_call_id": "tool_use_id",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "reasoning_budget": "thinking.budget_tokens",
+}
 
 
 class Thinking(StrictFields):
@@ -67,7 +69,7 @@ class OutputConfig(StrictFields):
 class CountRequest(TranslatedRequest):
     """The fields that make a prompt."""
 
-    TABLE = _TABLE
+    TABLE, NAMES = _TABLE, _NAMES
 
     messages: list[Message] = Field(min_length=1)
     system: str | list[dict[str, Any]] | None = None

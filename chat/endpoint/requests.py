@@ -6,14 +6,16 @@ Fields of other servers are in `fields.py`.
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from swiftchat.chat.endpoint.answer_formats import FORMATS, wanted_format
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.fields import check_others
+from swiftchat.chat.endpoint.fields import COMPLETION_FIELDS, OTHER_FIELDS, FieldTable
+from swiftchat.chat.endpoint.served_models import named_adapter
 from swiftchat.chat.history.tool_call import is_shallow
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.output_format import OutputFormat
 from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS, TEXTS_PARAMETERS
 from swiftchat.chat.options.option_types import OWN_VARIABLES
@@ -25,6 +27,8 @@ from swiftchat.engine.api.params import (
     MAX_SAMPLES,
     SamplingParams,
 )
+from swiftchat.engine.api.tuning import Tuning
+from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
 _MAX_ID_DIGITS = 9
@@ -48,7 +52,7 @@ _SAMPLING = {
 # The fields of requests that are parameters of an answer, but for its length.
 PARAMETER_FIELDS = frozenset(
     {name for name, found in _SAMPLING.items() if found.name != "max_tokens"}
-    | {*_TEXTS, "early_stopping", "logit_bias", "stop_token_ids", "chat_template_kwargs"}
+    | {*_TEXTS, "early_stopping", "logit_bias", "stop_token_ids", "chat_template_kwargs", "lora"}
 )
 
 
@@ -73,12 +77,55 @@ def _field(found: Parameter | ChoiceParameter) -> Any:
     return (Whole if found.kind is int else float) | None, None
 
 
+class LoraScale(_Fields):
+    """An adapter by its number, as llama.cpp's requests name it."""
+
+    id: Whole
+    scale: float = 1.0
+
+
+class ModelRequest(_Fields):
+    """What a request says of the model; fields of other servers are in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    lora: str | list[str] | list[LoraScale] | None = None
+
+    def full_name(self, chat_model: ChatModel) -> str:
+        """Return the name of the model, with the adapter that `model` names."""
+        adapter = named_adapter(chat_model, self.model)
+        return chat_model.name if adapter is None else f"{chat_model.name}:{adapter}"
+
+    def tuning(self, chat_model: ChatModel) -> Tuning | None:
+        """Return the adapters of the answer, by default those in use.
+
+        Raises `ApiError` for unknown ones.
+        """
+        named = named_adapter(chat_model, self.model)
+        refuse(bool(named and self.lora), "lora", "lora: the name of the model has an adapter")
+        if named is None and self.lora is None:
+            return chat_model.adapters.tuning
+        names = [*chat_model.adapters.loaded]
+        given = self.lora or ([] if named is None else [named])
+        chosen = [given] if isinstance(given, str) else given
+        texts = []
+        for one in chosen:
+            if isinstance(one, LoraScale):
+                refuse(not 0 <= one.id < len(names), "lora", f"lora: there is no adapter {one.id}")
+            texts.append(one if isinstance(one, str) else f"{names[one.id]}={one.scale}")
+        try:
+            return chat_model.adapters.chosen(texts)
+        except UsageError as error:
+            raise ApiError(400, f"lora: {error.message}", "unsupported_value", "lora") from None
+
+
 if TYPE_CHECKING:
-    _SamplingFields = _Fields
+    _SamplingFields = ModelRequest
 else:
     _SamplingFields = create_model(
         "_SamplingFields",
-        __base__=_Fields,
+        __base__=ModelRequest,
         **{name: _field(found) for name, found in _SAMPLING.items()},
         **dict.fromkeys(_TEXTS, (list[str] | None, None)),
         **dict.fromkeys(FORMATS, (Any, None)),
@@ -88,12 +135,11 @@ else:
 class GenerationRequest(_SamplingFields):
     """The fields that chat completions and completions have in common.
 
-    Also all of `_SAMPLING`, `_TEXTS` and `FORMATS`; those of other servers are in `model_extra`.
+    Also all of `_SAMPLING`, `_TEXTS` and `FORMATS`.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    TABLE: ClassVar[FieldTable]
 
-    model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
@@ -108,9 +154,14 @@ class GenerationRequest(_SamplingFields):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def num_answers(self) -> int:
-        """The number of answers to the prompt."""
+    def num_samples(self) -> int:
+        """The number of answers to each prompt."""
         return self.n or 1
+
+    @property
+    def num_answers(self) -> int:
+        """The number of answers to all prompts."""
+        return self.num_samples
 
     @property
     @abstractmethod
@@ -170,12 +221,12 @@ class GenerationRequest(_SamplingFields):
 
     def check(self) -> None:
         """Raise `ApiError` for fields that would change the answer and are not supported."""
-        check_others(self.model_extra or {}, is_chat=isinstance(self, ChatCompletionRequest))
+        self.TABLE.check(self.model_extra or {})
         if self.beams is None:
             for name in BEAM_PARAMETERS:
                 is_given = getattr(self, name) is not None
                 refuse(is_given, name, f"{name} is for a beam search: add beams")
-        elif self.num_answers > self.beams:
+        elif self.num_samples > self.beams:
             refuse(True, "n", f"n {self.n} is above beams {self.beams}")
         for token, value in (self.logit_bias or {}).items():
             is_id = token.isascii() and token.isdecimal() and len(token) <= _MAX_ID_DIGITS
@@ -219,6 +270,8 @@ class ReasoningOptions(_Fields):
 
 
 class ChatCompletionRequest(GenerationRequest):
+    TABLE = OTHER_FIELDS
+
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -226,12 +279,21 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: str | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer continues the last message, the beginning of one of the assistant."""
+        last = self.messages[-1]
+        is_wanted = self.continue_final_message is not False and not self.add_generation_prompt
+        return is_wanted and last.role == "assistant" and not last.tool_calls
 
     @property
     def effort(self) -> str | None:
@@ -254,6 +316,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
+        rule = "it continues a last message of the assistant without calls"
+        for name, value in (("continue_final_message", True), ("add_generation_prompt", False)):
+            is_given = getattr(self, name) is value
+            refuse(is_given and not self.continues, name, f"{name}: {rule}")
         refuse(not is_shallow(self.tools or []), "tools", "the tools are nested too deeply")
         variables = self.chat_template_kwargs or {}
         for name in OWN_VARIABLES & variables.keys():
@@ -265,10 +331,13 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: str | list[str] | list[int]
+    TABLE = COMPLETION_FIELDS
+
+    prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
     best_of: Whole | None = None
+    max_tokens: Whole | None = None  # 0: only the prompt is wanted
     logprobs: Whole | None = Field(default=None, ge=0, le=20)
 
     @property
@@ -276,29 +345,52 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     @property
-    def text_or_ids(self) -> str | list[int]:
-        """The prompt; raises `ApiError` for several ones."""
-        match self.prompt:
-            case str() as text:
-                return text
-            case [str() as text]:
-                return text
-            case [int(), *_]:
-                return token_ids(self.prompt, "prompt")
-        raise ApiError(400, "prompt: one text, or the token ids of one", None, "prompt")
+    def num_answers(self) -> int:
+        return self.num_samples * len(self.prompts)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The texts, or the token ids of each; raises `ApiError` for no id of a token."""
+        return texts_or_ids(self.prompt, "prompt")
+
+    def sampling(self) -> dict[str, Any]:
+        if self.max_tokens == 0:
+            unlimited = self.model_copy(update={"max_tokens": None})
+            return {**unlimited.sampling(), "max_tokens": 0}
+        values = super().sampling()
+        return {**values, "prompt_logprobs": self.logprobs} if self.echo else values
 
     def check(self) -> None:
         super().check()
-        for name in FORMATS:
-            refuse(bool(getattr(self, name)), name, f"{name} is a field of /v1/chat/completions")
         refuse(bool(self.suffix), "suffix", "suffix is not supported")
-        refuse(bool(self.echo), "echo", "echo is not supported")
-        is_same = self.best_of in (None, self.num_answers)
+        is_same = self.best_of in (None, self.num_samples)
         refuse(not is_same, "best_of", "a best_of that differs from n is not supported")
+        is_bounded = 1 <= self.num_answers <= MAX_SAMPLES
+        refuse(not is_bounded, "prompt", f"prompt: between 1 and {MAX_SAMPLES} answers")
+        is_search = self.beams is not None and len(self.prompts) > 1
+        refuse(is_search, "beams", "a beam search is for one prompt")
 
 
-def token_ids(values: Iterable[object], param: str) -> list[int]:
-    """Return the ids of tokens; raises `ApiError` for numbers that no token has."""
+def texts_or_ids(
+    given: str | list[str] | list[int] | list[list[int]], param: str
+) -> list[str | list[int]]:
+    """Return texts, or lists of token ids, of which one may be given without a list around it.
+
+    Raises `ApiError` for numbers that no token has.
+    """
+    match given:
+        case str() as text:
+            return [text]
+        case [int(), *_]:
+            return [_token_ids(given, param)]
+    return [
+        one if isinstance(one, str) else _token_ids(one, param)
+        for one in given
+        if not isinstance(one, int)
+    ]
+
+
+def _token_ids(values: Iterable[object], param: str) -> list[int]:
     ids = [one for one in values if isinstance(one, int)]
     refuse(not all(0 <= one <= MAX_COUNT for one in ids), param, f"{param}: no id of a token")
     return ids

@@ -13,7 +13,6 @@ from swiftchat.chat.endpoint.response_items import new_id
 from swiftchat.chat.endpoint.response_request import ResponseRequest
 from swiftchat.chat.endpoint.response_store import StoredResponse, StoredResponses
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.tokenizer import Tokenizer
 
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
@@ -32,11 +31,11 @@ class ItemsResponse(Response):
     """
 
     def __init__(
-        self, chat_model: ChatModel, request: ResponseRequest, stored: StoredResponses
+        self, model: str, tokenizer: Tokenizer, request: ResponseRequest, stored: StoredResponses
     ) -> None:
-        self._tokenizer, self._request, self._stored = chat_model.tokenizer, request, stored
+        self._tokenizer, self._request, self._stored = tokenizer, request, stored
         self._numbers = itertools.count()
-        self._common = _common(chat_model.name, request)
+        self._common = _common(model, request)
 
     def choice(self, index: int, answer: Answer) -> Choice:
         return ItemsChoice(index, answer, self, self._tokenizer)

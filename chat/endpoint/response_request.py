@@ -5,10 +5,11 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from swiftchat.chat.endpoint.errors import ApiError
+from swiftchat.chat.endpoint.fields import FieldTable
 from swiftchat.chat.endpoint.requests import Whole, refuse
 from swiftchat.chat.endpoint.response_items import chat_messages, parsed_items
 from swiftchat.chat.endpoint.response_store import StoredResponses
-from swiftchat.chat.endpoint.translated_request import FieldTable, StrictFields, TranslatedRequest
+from swiftchat.chat.endpoint.translated_request import StrictFields, TranslatedRequest
 
 _LOGPROBS = "message.output_text.logprobs"
 _OVERFLOWS = {"auto": "drop-oldest", "disabled": "error"}
@@ -35,16 +36,17 @@ _TABLE = FieldTable(
         *("prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"),
         *("stream_options",),
     ),
-    names={
-        "messages": "input",
-        "tool_call_id": "call_id",
-        "response_format": "text.format",
-        "reasoning_effort": "reasoning.effort",
-        "verbosity": "text.verbosity",
-        "max_tokens": "max_output_tokens",
-        "overflow": "truncation",
-    },
 )
+
+_NAMES = {
+    "messages": "input",
+    "tool_call_id": "call_id",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "max_tokens": "max_output_tokens",
+    "overflow": "truncation",
+}
 
 
 class TextOptions(StrictFields):
@@ -63,7 +65,7 @@ class Reasoning(StrictFields):
 
 
 class ResponseRequest(TranslatedRequest):
-    TABLE = _TABLE
+    TABLE, NAMES = _TABLE, _NAMES
 
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None

@@ -17,6 +17,9 @@ class ServedModels(Protocol):
     def full_name(self, name: str) -> str:
         """Return the name that a model is listed by; raises `ApiError` 404 for an unknown one."""
 
+    def parent(self, name: str) -> str | None:
+        """Return the base model of a model by its full name; None if it is one."""
+
     def use(self, name: str) -> contextlib.AbstractAsyncContextManager[ChatModel]:
         """Yield a model that is ready, and keep it loaded meanwhile.
 
@@ -28,20 +31,23 @@ class ServedModels(Protocol):
 
 
 class OneModel:
-    """The only model of a server, which ends with its engine."""
+    """The only model of a server, which ends with its engine; MODEL:ADAPTER is one with an adapter.
+
+    Without the name of an adapter it is the base model.
+    """
 
     def __init__(self, chat_model: ChatModel) -> None:
         self._chat_model = chat_model
         chat_model.prepare()
 
     def names(self) -> list[str]:
-        return [self._chat_model.name]
+        return served_names(self._chat_model)
 
     def full_name(self, name: str) -> str:
-        if name not in (self._chat_model.name, self._chat_model.config.model):
-            only = f"is not served, only {self._chat_model.name!r}"
-            raise unknown_model(name, only)
-        return self._chat_model.name
+        return served_name(self._chat_model, name)
+
+    def parent(self, name: str) -> str | None:
+        return None if named_adapter(self._chat_model, name) is None else self._chat_model.name
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncGenerator[ChatModel]:
@@ -50,6 +56,40 @@ class OneModel:
 
     def wait_ended(self) -> None:
         self._chat_model.engine.wait_ended()
+
+
+def served_names(chat_model: ChatModel) -> list[str]:
+    """Return the full names of a model, alone and with each of its adapters."""
+    adapters = chat_model.adapters.loaded
+    return [chat_model.name, *(f"{chat_model.name}:{adapter}" for adapter in adapters)]
+
+
+def served_name(chat_model: ChatModel, name: str) -> str:
+    """Return the full name of a model, with the adapter in MODEL:ADAPTER.
+
+    Raises `ApiError` 404 for that of another model.
+    """
+    adapter = named_adapter(chat_model, name)
+    if adapter is not None:
+        return f"{chat_model.name}:{adapter}"
+    if name not in _own_names(chat_model):
+        only = f"is not served, only {', '.join(map(repr, served_names(chat_model)))}"
+        raise unknown_model(name, only)
+    return chat_model.name
+
+
+def named_adapter(chat_model: ChatModel, name: str) -> str | None:
+    """Return the adapter in MODEL:ADAPTER, None for a name of the model itself."""
+    names = {
+        f"{own}:{adapter}": adapter
+        for own in _own_names(chat_model)
+        for adapter in chat_model.adapters.loaded
+    }
+    return names.get(name)
+
+
+def _own_names(chat_model: ChatModel) -> tuple[str | None, ...]:
+    return chat_model.name, chat_model.config.model
 
 
 def unknown_model(name: str, reason: str) -> ApiError:

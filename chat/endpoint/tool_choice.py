@@ -5,7 +5,9 @@ from typing import Any
 
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, refuse
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.output_format import OutputFormat, json_schema_format
+from swiftchat.chat.model.strict_calls import strict_calls_format
 from swiftchat.chat.tools.offer import NO_TOOLS, Offer
 from swiftchat.errors import UsageError
 
@@ -33,12 +35,18 @@ def offered(body: ChatCompletionRequest) -> Offer:
     raise ApiError(400, text, "unsupported_value", "tool_choice")
 
 
-def answer_format(body: ChatCompletionRequest, offer: Offer) -> OutputFormat | None:
-    """Return the format of an answer: that of the request, a call of a tool, or either."""
-    wanted = body.output_format
+def answer_format(
+    body: ChatCompletionRequest, offer: Offer, chat_model: ChatModel
+) -> OutputFormat | None:
+    """Return the format of an answer: that of the request, a call of a tool, or either.
+
+    Calls of strict tools that the model chooses by itself have one too.
+    """
+    wanted = body.output_format or chat_model.output_format
     is_either = wanted is not None and bool(offer.tools)
     if not (offer.is_required or is_either):
-        return wanted
+        strict = offer.strict_schemas
+        return strict_calls_format(strict, chat_model.prompts.call_marks) if strict else wanted
     refuse(not offer.schemas, "tools", "tools: none has a function with a name")
     other = None
     if wanted is not None and not offer.is_required:

@@ -3,15 +3,14 @@
 import contextlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from swiftchat.chat.endpoint.body import validated
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.fields import check_refused
-from swiftchat.chat.endpoint.requests import PARAMETER_FIELDS, ChatCompletionRequest, refuse
+from swiftchat.chat.endpoint.fields import FieldTable
+from swiftchat.chat.endpoint.requests import PARAMETER_FIELDS, ChatCompletionRequest
 
 
 class StrictFields(BaseModel):
@@ -20,30 +19,17 @@ class StrictFields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-@dataclass(frozen=True)
-class FieldTable:
-    """Fields of a protocol, besides those that its request honors.
-
-    Those of `refused` would change the answer, unless they have a value of `defaults`; those of
-    `without_effect` do not. `names` are the protocol's names of fields of chat completions.
-    """
-
-    refused: Mapping[str, str]
-    defaults: Mapping[str, tuple[Any, ...]]
-    without_effect: tuple[str, ...]
-    names: Mapping[str, str]
-
-
 class TranslatedRequest(BaseModel):
-    """The fields that the protocols have in common, and the table of the others.
+    """The fields that the protocols have in common, and the table of those that are not honored.
 
-    All numbers and choices of an answer may be given by our names too. Fields that are neither
-    here nor in the table are refused.
+    All numbers and choices of an answer may be given by our names too. `NAMES` are the protocol's
+    names of fields of chat completions.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     TABLE: ClassVar[FieldTable]
+    NAMES: ClassVar[Mapping[str, str]]
 
     model: str
     stream: bool | None = None
@@ -55,13 +41,8 @@ class TranslatedRequest(BaseModel):
     def chat_request(self) -> ChatCompletionRequest:
         """Return the request for a chat completion; raises `ApiError`."""
         others = self.model_extra or {}
-        for name, value in others.items():
-            if value is not None:
-                check_refused(name, value, self.TABLE.refused, self.TABLE.defaults)
-            is_listed = name in self.TABLE.refused or name in self.TABLE.without_effect
-            is_known = is_listed or name in PARAMETER_FIELDS
-            refuse(not is_known, name, f"{name} is an unknown field")
         parameters = {name: others[name] for name in PARAMETER_FIELDS & others.keys()}
+        self.TABLE.check({name: value for name, value in others.items() if name not in parameters})
         common = {"model": self.model, "stream": self.stream}
         with self.errors():
             fields = {**common, **parameters, **self.fields()}
@@ -73,4 +54,4 @@ class TranslatedRequest(BaseModel):
         try:
             yield
         except ApiError as error:
-            raise error.renamed(self.TABLE.names) from error
+            raise error.renamed(self.NAMES) from error

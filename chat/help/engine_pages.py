@@ -87,7 +87,9 @@ asked for, or the one that is named.
   swiftchat --connect http://127.0.0.1:8080/v1 -m qwen3:8b
 
 They must send the token that is printed at the start, or that of --token-file
-or SWIFTCHAT_API_TOKEN. Other machines can connect only with --allow-remote.
+or SWIFTCHAT_API_TOKEN; with --no-auth all programs on this machine may use it
+without one. --cors ORIGIN is for pages in a browser. Other machines can
+connect only with --allow-remote.
 docs/serving.md lists what the API can do.
 """
 
@@ -124,6 +126,7 @@ PEFT, of mlx-lm, or a GGUF file:
 
   swiftchat -m NAME --lora DIR        use it for all answers
   swiftchat --lora A=0.5 --lora B     the sum of both, A at half its strength
+  swiftchat serve NAME --openai 127.0.0.1:8080 --lora DIR     NAME:ADAPTER for clients
   swiftchat show DIR                  what the adapter is, and for which model
   swiftchat convert NAME NEW --merge-lora DIR      a model with the adapter
 

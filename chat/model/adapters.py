@@ -52,6 +52,7 @@ class Adapters:
         self._config, self._is_remote = config, is_remote
         self.loaded: dict[str, Adapter] = {}
         self.in_use: dict[str, float] = {}
+        self._scales: dict[str, float] = {}  # of the loading
         self.soft_prompt: SoftPrompt | None = None
 
     @property
@@ -64,6 +65,18 @@ class Adapters:
     @property
     def num_virtual_tokens(self) -> int:
         return 0 if self.soft_prompt is None else self.soft_prompt.count
+
+    def chosen(self, texts: Sequence[str]) -> Tuning | None:
+        """Return what a request says about loaded adapters NAME[=SCALE], without the soft prompt.
+
+        Without a scale an adapter has that of its loading. Raises `UsageError` for an unknown one.
+        """
+        scales = {}
+        for each in map(Weighted.parse, texts):
+            is_whole = each.text in texts  # it says no scale
+            path = str(self._known(each.text).path)
+            scales[path] = self._scales[each.text] if is_whole else each.scale
+        return Tuning(tuple(scales.items())) or None
 
     def load(self, text: str) -> str:
         """Load DIR[=SCALE], add it to those in use, and return its name."""
@@ -79,22 +92,24 @@ class Adapters:
         adapter = open_adapter(user_path(weighted.text).absolute(), self._config())
         name = self._name_of(adapter)
         self.loaded[name] = adapter
-        self.in_use[name] = weighted.scale
+        self.in_use[name] = self._scales[name] = weighted.scale
         return name
 
     def use(self, texts: Sequence[str]) -> None:
         """Use exactly the loaded adapters NAME[=SCALE]; raises `UsageError` for an unknown one."""
         chosen = {each.text: each.scale for each in map(Weighted.parse, texts)}
         for name in chosen:
-            if name not in self.loaded:
-                known = ", ".join(self.loaded) or "none is loaded"
-                raise UsageError(
-                    f"no adapter {name!r} is loaded", f"known: {known}; /lora load DIR"
-                )
+            self._known(name)
         self.in_use = chosen
 
     def off(self) -> None:
         self.in_use = {}
+
+    def _known(self, name: str) -> "Adapter":
+        if name not in self.loaded:
+            known = ", ".join(self.loaded) or "none is loaded"
+            raise UsageError(f"no adapter {name!r} is loaded", f"known: {known}; /lora load DIR")
+        return self.loaded[name]
 
     def _name_of(self, adapter: "Adapter") -> str:
         """Return the name of the adapter's folder; with a number if another one has it."""

@@ -1,4 +1,4 @@
-"""Several answers to one prompt: with consecutive seeds, or the best beams of one search."""
+"""Several answers to a prompt: with consecutive seeds, or the best beams of one search."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -12,31 +12,31 @@ _SEED_BITS = 32
 
 
 class AnswerGroup:
-    """`count` answers to one prompt, which the engine computes once, at the same time.
+    """`count` answers to each of some prompts, which the engine computes once, at the same time.
 
-    `start` starts an answer with given parameters. `started` are the answers to iterate: with
-    consecutive seeds, or only the best one of a beam search. When these have ended, iterating over
-    the group also yields its other beams, whose text is known when they are iterated. A search may
-    have found fewer than `count`.
+    Each of `starts` starts an answer to a prompt with given parameters. `started` are the answers
+    to iterate: with consecutive seeds, or only the best one of a beam search. When these have
+    ended, iterating over the group also yields its other beams, whose text is known when they are
+    iterated. A search may have found fewer than `count`.
     """
 
     def __init__(
-        self, start: Callable[[SamplingParams], Answer], params: SamplingParams, count: int = 1
+        self, *starts: Callable[[SamplingParams], Answer], params: SamplingParams, count: int = 1
     ) -> None:
         """Raises `UsageError` for several greedy answers, and for more than the beams."""
         self.count = count
         self.started: list[Answer] = []
         try:
-            for one in params_of_samples(params, count):
-                self.started.append(start(one))
+            for start in starts:
+                for one in params_of_samples(params, count):
+                    self.started.append(start(one))
         except BaseException:
             self.cancel()
             raise
 
     def __iter__(self) -> Iterator[Answer]:
         yield from self.started
-        if self.count > len(self.started):
-            best = self.started[0]
+        for best in self.started:
             yield from map(best.of_beam, range(1, len(best.beams)))
 
     def cancel(self) -> None:

@@ -25,6 +25,7 @@ from swiftchat.chat.tools.formats import ToolFormat, find_plain_format
 from swiftchat.chat.tools.offer import NO_TOOLS, Offer
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
+from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 from swiftchat.weights.hub.cached_models import name_at
@@ -293,10 +294,11 @@ class ChatModel:
         """
         params = replace(self.params, seed=None) if new_seed else self.params
         is_kept = not (self.config.no_save or self.config.no_template)
+        begun = {"role": "assistant", "content": prefix} if prefix else None
         encode = (
             self.prompts.encode_plain_messages
             if self.config.no_template
-            else self.prompts.encoder(conversation.last_turn, prefix, self.tools or None)
+            else self.prompts.encoder(conversation.last_turn, begun, self.tools or None)
         )
         if self.output_format is not None:
             encode = self.output_format.instructed(encode)
@@ -310,6 +312,8 @@ class ChatModel:
             on_wait=on_wait,
             offer=Offer(self.tools),
             output_format=self.output_format,
+            tuning=self.adapters.tuning,
+            begun=prefix,
         )
         first = group.started[0]
         conversation.last_turn = EncodedTurn(first.prompt, first.ids)
@@ -327,12 +331,15 @@ class ChatModel:
         on_wait: Callable[[Wait], None] | None = None,
         offer: Offer = NO_TOOLS,
         output_format: OutputFormat | None = None,
+        tuning: Tuning | None = None,
+        begun: str = "",
     ) -> AnswerGroup:
         """Start `count` answers to the version of the messages that the context has room for.
 
         They end before any of `stops`, and before the template's ends. Calls are text without
         tools on `offer`, which the template must take, else `UsageError` is raised. The answers
-        match `output_format`.
+        match `output_format`, together with the text `begun` that the prompt ends with. `tuning`
+        has the adapters of the answers.
         """
         tool_format = self._tool_format(offer)
         fitted, params = fit_prompt(versions, encode, params, self._prompt_context)
@@ -355,16 +362,17 @@ class ChatModel:
         def start(params: SamplingParams) -> Answer:
             constraint: ConstraintSpec | None = None
             if output_format is not None:
-                constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
+                think = self.prompts.think
+                constraint = self._constraints.of(output_format, prompt, params, think, begun)
             answer = Answer(
                 *(self.engine, self.tokenizer, prompt, params, stops, on_wait),
-                *(self.prompts.reasoning_format(), tool_format, constraint, self.adapters.tuning),
+                *(self.prompts.reasoning_format(), tool_format, constraint, tuning),
                 *(direct, ends),
             )
             answer.num_left_out = fitted.num_tokens
             return answer
 
-        return AnswerGroup(start, params, count)
+        return AnswerGroup(start, params=params, count=count)
 
     def _tool_format(self, offer: Offer) -> ToolFormat | None:
         """Return the format of calls in answers, None if all of an answer is text."""
@@ -379,17 +387,36 @@ class ChatModel:
         return self.wait_ready().ctx_size_tokens - self.adapters.num_virtual_tokens
 
     def complete(
-        self, text_or_ids: str | Sequence[int], params: SamplingParams, stops: Sequence[str]
-    ) -> Answer:
-        """Start to continue a text or its token ids, without the chat template."""
-        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams,
+        stops: Sequence[str],
+        count: int = 1,
+        *,
+        output_format: OutputFormat | None = None,
+        tuning: Tuning | None = None,
+    ) -> AnswerGroup:
+        """Start `count` answers that continue each text, or its token ids.
 
-        if isinstance(text_or_ids, str):
-            prompt = self.tokenizer.plain_prompt(text_or_ids, is_whole=False)
-        else:
-            prompt = Prompt((PromptSpan("", tuple(text_or_ids), False),))
-        if not len(prompt):
-            raise UsageError("the prompt is empty")
-        check_fits(prompt, self._prompt_context)
-        tuning = self.adapters.tuning
-        return Answer(self.engine, self.tokenizer, prompt, params, stops, tuning=tuning)
+        There is no chat template. The answers match `output_format`.
+        """
+
+        def starting(text_or_ids: str | Sequence[int]) -> Callable[[SamplingParams], Answer]:
+            prompt = self.prompts.encode_beginning(text_or_ids)
+            if not len(prompt):
+                raise UsageError("the prompt is empty")
+            check_fits(prompt, self._prompt_context)
+
+            def start(params: SamplingParams) -> Answer:
+                constraint: ConstraintSpec | None = None
+                if output_format is not None:
+                    constraint = self._constraints.of(output_format, prompt, params, None)
+                return Answer(
+                    *(self.engine, self.tokenizer, prompt, params, stops),
+                    constraint=constraint,
+                    tuning=tuning,
+                )
+
+            return start
+
+        return AnswerGroup(*map(starting, prompts), params=params, count=count)

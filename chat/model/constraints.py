@@ -30,22 +30,28 @@ class AnswerConstraints:
         self._vocabulary: Vocabulary | None = None
 
     def of(
-        self, form: OutputFormat, prompt: "Prompt", params: SamplingParams, think: str
+        self,
+        form: OutputFormat,
+        prompt: "Prompt",
+        params: SamplingParams,
+        think: str | None,
+        begun: str = "",
     ) -> ConstraintSpec:
         """Return the constraint of an answer to `prompt` that matches `form`.
 
-        `think` is that of `ChatModel`.
+        `think` is that of `PromptEncoder`, None if all that is generated is the answer. The prompt
+        ends with the beginning of the answer `begun`.
         """
         control = self._files.tokenizer.special_tokens
         stop_ids = tuple(i for i in params.stop_ids if i < len(self._pieces))
         if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
             self._vocabulary = Vocabulary(self._pieces, tuple(control.values()), stop_ids)
-        reasoning = self._reasoning
+        reasoning = None if think is None else self._reasoning
         is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
         if think == "off" and not is_thinking:
             reasoning = None
         grammar = output_grammar(form, reasoning, control, is_thinking=is_thinking)
-        return ConstraintSpec(grammar, self._vocabulary)
+        return ConstraintSpec(grammar, self._vocabulary, begun)
 
     def with_budget(
         self, prompt: "Prompt", params: SamplingParams

@@ -29,7 +29,8 @@ class ModelServer:
     """The server at a URL, as `serve --openai` prints it.
 
     The token is that in the file, in SWIFTCHAT_API_TOKEN, or in the file that the server of this
-    port has written; raises `UsageError` without one, and for another URL.
+    port has written; a server may need none. Raises `UsageError` for a file that cannot be read,
+    and for another URL.
     """
 
     def __init__(self, url: str, token_file: Path | None) -> None:
@@ -37,7 +38,9 @@ class ModelServer:
         self._address = Address.parse(parts.netloc)
         self._path = parts.path.rstrip("/") or "/v1"
         token = os.environ.get(TOKEN_VARIABLE) if token_file is None else None
-        self._token = token or read_token(token_file, parts.netloc) or ""
+        if token is None and (token_file or self._address.token_file.exists()):
+            token = read_token(token_file, parts.netloc)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def connect(self, model: str | None) -> RemoteEngine:
         """Have the server load a model, unless it is loaded; return a connection to its engine.
@@ -57,21 +60,22 @@ class ModelServer:
 
     def _only_model(self) -> str:
         answer = self._request("GET", "/models")
-        match answer:
-            case {"data": [{"id": str() as name}]}:
+        if not isinstance(models := answer.get("data"), list):
+            raise self._strange()
+        # A chat loads adapters itself.
+        base = [one for one in models if isinstance(one, dict) and not one.get("parent")]
+        match base:
+            case [{"id": str() as name}]:
                 return name
-            case {"data": list() as models}:
-                names = ", ".join(str(one.get("id")) for one in models if isinstance(one, dict))
-                raise UsageError(f"{self._url} serves several models", f"add -m: {names}")
-        raise self._strange()
+        names = ", ".join(str(one.get("id")) for one in base)
+        raise UsageError(f"{self._url} serves several models", f"add -m: {names}")
 
     def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         connection = HTTPConnection(self._address.host, self._address.port, timeout=_LOAD_S)
         content = None if body is None else json.dumps(body)
-        headers = {"Authorization": f"Bearer {self._token}"}
         with closing(connection):
             try:
-                connection.request(method, self._path + path, content, headers)
+                connection.request(method, self._path + path, content, self._headers)
                 response = connection.getresponse()
                 answer = json.loads(response.read(_MAX_ANSWER_BYTES))
             except (OSError, HTTPException, ValueError) as error:

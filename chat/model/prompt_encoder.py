@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 from swiftchat.chat.history.conversation import EncodedTurn
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode
-from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
+from swiftchat.chat.model.reasoning import (
+    ReasoningFormat,
+    find_reasoning_format,
+    marker_tokens,
+)
 from swiftchat.chat.model.template_variables import (
     effort_variables,
     thinking_levels,
@@ -41,16 +45,16 @@ class PromptEncoder:
     def encoder(
         self,
         last: EncodedTurn | None = None,
-        prefix: str = "",
+        begun: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         more_variables: Mapping[str, Any] | None = None,
     ) -> Encode:
         """Return a function that renders and encodes messages, reusing the ids of the last turn.
 
-        `tools` are descriptions of functions as JSON schemas, for templates that list tools.
-        `more_variables` of the template take precedence over those of --template-arg, and these
-        over those that switch thinking. Messages that request an answer (`requesting_answer`) get
-        the template without tools.
+        The answer continues the content of the message `begun`. `tools` are descriptions of
+        functions as JSON schemas, for templates that list tools. `more_variables` of the template
+        take precedence over those of --template-arg, and these over those that switch thinking.
+        Messages that request an answer (`requesting_answer`) get the template without tools.
         """
         tokenizer = self._files.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
@@ -75,7 +79,7 @@ class PromptEncoder:
                     listed = support.variables(offered) if support else {"tools": offered}
                     all_variables = {**listed, **variables}
             return tokenizer.prompt(
-                messages, earlier=earlier, template=source, answer_prefix=prefix, **all_variables
+                messages, earlier=earlier, template=source, begun=begun, **all_variables
             )
 
         return encode
@@ -90,6 +94,12 @@ class PromptEncoder:
                 "choose a model with tools, such as qwen3:0.6b; or leave out --mcp",
             )
         return support
+
+    @property
+    def call_marks(self) -> tuple[int, ...]:
+        """The ids of the control tokens in calls of tools; raises as `require_tools` does."""
+        markers = self.require_tools().tool_format.markers
+        return tuple(marker_tokens(markers, self._files.tokenizer.special_tokens))
 
     @cached_property
     def _tool_support(self) -> ToolSupport | None:
@@ -121,8 +131,15 @@ class PromptEncoder:
 
     def encode_plain_messages(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
         """Encode the texts of messages one after the other, without the chat template."""
-        text = "".join(message["content"] for message in messages)
-        return self._files.tokenizer.plain_prompt(text, is_whole=False)
+        return self.encode_beginning("".join(message["content"] for message in messages))
+
+    def encode_beginning(self, text_or_ids: str | Sequence[int]) -> "Prompt":
+        """Encode a text that is continued, without the chat template; ids stay as they are."""
+        if isinstance(text_or_ids, str):
+            return self._files.tokenizer.plain_prompt(text_or_ids, is_whole=False)
+        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
+
+        return Prompt((PromptSpan("", tuple(text_or_ids), False),))
 
     def encode_plain(self, text: str) -> "Prompt":
         """Encode a whole text without the chat template, between the tokens that mark its ends."""

@@ -46,6 +46,7 @@ class InputOptions:
     )
     lora: tuple[str, ...] = many(
         kind=TextsOption,
+        commands=("batch", "serve"),
         metavar="DIR[=SCALE]",
         shell_complete=complete_files,
         help="Use a LoRA adapter (repeatable); see swiftchat help adapters.",

@@ -173,20 +173,29 @@ class Options(InputOptions):
 
     schema: str | None = once(
         env=False,
+        commands=("batch",),
         metavar="JSON|FILE",
         shell_complete=complete_files,
         help="Answer with JSON that matches this JSON schema.",
         section="Format",
     )
-    json_object: bool = flag(env=False, help="Answer with a JSON object.")
-    regex: str | None = once(env=False, metavar="REGEX", help="Answer with text that matches this.")
+    json_object: bool = flag(env=False, commands=("batch",), help="Answer with a JSON object.")
+    regex: str | None = once(
+        env=False,
+        commands=("batch",),
+        metavar="REGEX",
+        help="Answer with text that matches this.",
+    )
     grammar: str | None = once(
         env=False,
+        commands=("batch",),
         metavar="TEXT|FILE",
         shell_complete=complete_files,
         help="Answer with text of this grammar (Lark or GBNF).",
     )
-    no_schema_prompt: bool = flag(env=False, help="Do not show the schema to the model.")
+    no_schema_prompt: bool = flag(
+        env=False, commands=("batch",), help="Do not show the schema to the model."
+    )
 
     json: bool = flag(env=False, help="Print one JSON object instead of text.", section="Output")
     stream_json: bool = flag(env=False, help="Print JSON lines while the answer is generated.")

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 
 from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_models
+from swiftchat.chat.options.extras import needing_extra
 from swiftchat.chat.options.option_types import UserPath, Whole
 from swiftchat.chat.terminal.amounts import format_duration
 from swiftchat.chat.terminal.output import print_notice
@@ -39,6 +41,17 @@ _MODEL = click.Argument(
     type=UserPath(),
     help="File with the token that HTTP clients must send.",
 )
+@click.option(
+    "--no-auth",
+    is_flag=True,
+    help="Let all programs on this machine use --openai, without a token.",
+)
+@click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin use --openai from a browser (repeatable); * is every origin.",
+)
 @click.option("--allow-remote", is_flag=True, help="Allow --openai to listen for other machines.")
 @click.option(
     "--max-models",
@@ -54,6 +67,8 @@ def serve(
     detach: bool,
     openai: str | None,
     token_file: str | None,
+    no_auth: bool,
+    cors: tuple[str, ...],
     allow_remote: bool,
     max_models: int | None,
     **options: Any,
@@ -64,8 +79,9 @@ def serve(
     --keep-alive. With --keep-alive it ends when it is not used for this time.
 
     With --openai, HTTP clients of OpenAI's and Anthropic's APIs can use the model too. They must
-    send the token that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN.
-    Without MODEL they can use every installed model, which is loaded when it is first asked for.
+    send the token that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN,
+    unless --no-auth lets all programs on this machine use it. Without MODEL they can use every
+    installed model, which is loaded when it is first asked for.
     """
     from swiftchat.chat.model.draft import with_draft
     from swiftchat.chat.model.find import find_model
@@ -74,8 +90,12 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, a normal end
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    if openai is None and (token_file is not None or allow_remote):
-        raise UsageError("--token-file and --allow-remote belong to --openai", "add --openai")
+    if openai is None and (token_file is not None or allow_remote or no_auth or cors):
+        names = "--token-file, --no-auth, --cors and --allow-remote"
+        raise UsageError(f"{names} belong to --openai", "add --openai")
+    if no_auth and (token_file is not None or allow_remote):
+        other = "--allow-remote" if allow_remote else "--token-file"
+        raise UsageError(f"--no-auth cannot be combined with {other}", "leave out one of them")
     if openai is not None and detach:
         raise UsageError("--openai needs the program in the foreground", "leave out -d")
     config = ChatConfig(model=model, **options)
@@ -83,13 +103,17 @@ def serve(
     # The default model of the configuration file names none here.
     is_named = model is not None and ctx.get_parameter_source("model") is not _FROM_FILE
     serves_all = openai is not None and not (is_named or config.dummy or config.draft)
+    if config.lora and (openai is None or serves_all):
+        if ctx.get_parameter_source("lora") is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError("--lora is for the clients of one model", "--openai, with MODEL")
+        config = replace(config, lora=())  # of the configuration, for chats
     if max_models is not None and not serves_all:
         raise UsageError("--max-models is for all installed models", "--openai, without MODEL")
     try:
         with contextlib.ExitStack() as stack:
             endpoint = None
             if openai is not None:
-                endpoint = _endpoint(openai, token_file, allow_remote)
+                endpoint = _endpoint(openai, token_file, no_auth, allow_remote, cors)
                 stack.enter_context(endpoint)
                 if serves_all:
                     _serve_installed(endpoint, config, max_models)
@@ -113,20 +137,20 @@ def serve(
         print_notice("the engine has ended")
 
 
-def _endpoint(address: str, token_file: str | None, allow_remote: bool) -> "EndpointServer":
+def _endpoint(
+    address: str,
+    token_file: str | None,
+    no_auth: bool,
+    allow_remote: bool,
+    origins: tuple[str, ...],
+) -> "EndpointServer":
     """Return the HTTP server, listening; raises `UsageError` if its packages are missing."""
-    try:
+    with needing_extra("--openai"):
         from swiftchat.chat.endpoint.server import EndpointServer
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("swiftchat"):
-            raise
-        raise UsageError(
-            f"--openai needs the package {error.name}, which is not installed",
-            "pip install 'swiftchat[serve]'",
-        ) from error
     from swiftchat.chat.endpoint.token import find_token
 
-    return EndpointServer(address, find_token(token_file, os.environ), allow_remote)
+    token = None if no_auth else find_token(token_file, os.environ)
+    return EndpointServer(address, token, allow_remote, origins)
 
 
 def _serve_installed(
@@ -161,11 +185,16 @@ def _serve_config(path: Path, config: "ChatConfig", **how: Any) -> "ServeConfig"
 
 
 def _started(path: Path, config: "ChatConfig", serve: "ServeConfig") -> "ChatModel":
+    from swiftchat.chat.model.adapters import open_adapters
     from swiftchat.chat.model.chat_model import ChatModel
     from swiftchat.engine.api.client import EngineClient
 
+    adapters = open_adapters(config, path)  # first: a wrong one is found before loading
+    if adapters is not None:
+        adapters.off()  # requests name those that they use
     return ChatModel(
-        path, config, lambda options, at: EngineClient(options, at, serve=serve).start()
+        *(path, config, lambda options, at: EngineClient(options, at, serve=serve).start()),
+        adapters,
     )
 
 

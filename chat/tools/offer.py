@@ -25,6 +25,15 @@ class Offer:
         tools = [found for tool in self.tools if isinstance(found := tool.get("function"), Mapping)]
         return {str(tool.get("name")): tool.get("parameters") for tool in tools}
 
+    @property
+    def strict_schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas of the arguments of tools that ask for valid ones, by name."""
+        functions = [tool.get("function") for tool in self.tools]
+        strict = [
+            one for one in functions if isinstance(one, Mapping) and one.get("strict") is True
+        ]
+        return {str(one.get("name")): _parameters(one.get("parameters")) for one in strict}
+
     def answer_schema(
         self, other: Mapping[str, Any] | None = None, *, has_types: bool = True
     ) -> dict[str, Any]:

@@ -26,15 +26,20 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class ConstraintSpec:
-    """What an answer must match: a `grammar` in llguidance's JSON format."""
+    """What an answer must match: a `grammar` in llguidance's JSON format.
+
+    The text `begun` at the end of the prompt is the beginning of the answer.
+    """
 
     grammar: str
     vocabulary: Vocabulary
+    begun: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         vocabulary = self.vocabulary
         return {
             "grammar": self.grammar,
+            "begun": self.begun,
             "pieces": vocabulary.pieces,
             "special": vocabulary.special,
             "stop_ids": vocabulary.stop_ids,
@@ -44,4 +49,4 @@ class ConstraintSpec:
     def from_wire(cls, wire: dict[str, Any]) -> Self:
         """Raises `UsageError` as `Vocabulary` does."""
         parts = (tuple(wire[name]) for name in ("pieces", "special", "stop_ids"))
-        return cls(wire["grammar"], Vocabulary(*parts))
+        return cls(wire["grammar"], Vocabulary(*parts), wire["begun"])

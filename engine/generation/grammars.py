@@ -21,10 +21,10 @@ class Grammars:
         self._trie: TokenTrie | None = None  # of the last vocabulary
 
     def constraint(self, spec: ConstraintSpec) -> Constraint:
-        """Raises `UsageError` for an invalid grammar."""
+        """Raises `UsageError` for an invalid grammar, and one that `spec.begun` does not match."""
         if self._trie is None or spec.vocabulary != self._trie.vocabulary:
             self._trie = TokenTrie(spec.vocabulary, self._encode())
-        return Constraint(self._trie, spec.grammar, self._vocab_size)
+        return Constraint(self._trie, spec.grammar, self._vocab_size, spec.begun)
 
     def _encode(self) -> Callable[[str], list[int]] | None:
         from swiftchat.tokenizer import Tokenizer

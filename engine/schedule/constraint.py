@@ -13,16 +13,21 @@ class Constraint:
 
     `mask` are the ids that may come next: int32 [ceil(vocab_size / 32)], the lowest bit of a word
     first. Ids of the model beyond the vocabulary are not allowed. Where only one text can follow,
-    only its first id is. Raises `UsageError` for a grammar that llguidance does not accept.
+    only its first id is. The answer goes on after the text `begun`. Raises `UsageError` for a
+    grammar that llguidance does not accept, and one that does not begin with this text.
     """
 
     mask: Tensor
 
-    def __init__(self, trie: TokenTrie, grammar: str, vocab_size: int) -> None:
+    def __init__(self, trie: TokenTrie, grammar: str, vocab_size: int, begun: str = "") -> None:
         import llguidance
 
         self._vocab_size = vocab_size
         self._matcher = llguidance.LLMatcher(trie.tokenizer, grammar, log_level=0)
+        self._check()
+        ids = trie.tokenize(begun.encode()) if begun else []
+        if ids and not self._matcher.consume_tokens(ids):
+            raise UsageError(f"an answer of this format does not begin with {begun!r:.80}")
         self._update()
 
     @property

@@ -64,6 +64,7 @@ def _validate_constraint(constraint: object) -> None:
     match constraint:
         case {
             "grammar": str() as grammar,
+            "begun": str(),
             "pieces": list() as pieces,
             "special": list() as special,
             "stop_ids": list() as stop_ids,

@@ -29,6 +29,7 @@ from swiftchat.engine.api.protocol import (
     Finished,
     Logprob,
     Prefill,
+    PromptLogprobs,
     Tokens,
 )
 from swiftchat.engine.api.tuning import Tuning
@@ -176,6 +177,10 @@ class FakeGeneration:
                 yield Prefill(len(self.prompt) * tenth // 10, len(self.prompt))
                 time.sleep(self.answer["prefill_s"] / 10)
         yield Prefill(len(self.prompt), len(self.prompt))
+        if self.params.prompt_logprobs is not None:
+            num_top = self.params.prompt_logprobs
+            found = [_logprob(token, num_top) for token in self.prompt[1:]]
+            yield PromptLogprobs(found)
         num_tokens, reason = 0, "stop"
         for text, score in self.answer.get("beams", ()):
             yield Beam(list(text.encode()), score, "stop")
@@ -198,14 +203,18 @@ class FakeGeneration:
         yield Finished(reason, len(self.prompt), self.cached_tokens, num_tokens, 0.5, 0.25, 7)
 
     def _logprobs(self, token: int) -> list[Logprob]:
-        """Return the token's probability 1/2, and 1/2, 1/4 … for the ids from the token on."""
         if self.params.logprobs is None:
             return []
-        top = [(token + i, (i + 1) * math.log(0.5)) for i in range(self.params.logprobs)]
-        return [Logprob(math.log(0.5), top)]
+        return [_logprob(token, self.params.logprobs)]
 
     def cancel(self) -> None:
         self.canceled = True
+
+
+def _logprob(token: int, num_top: int) -> Logprob:
+    """Return the token's probability 1/2, and 1/2, 1/4 … for the ids from the token on."""
+    top = [(token + i, (i + 1) * math.log(0.5)) for i in range(num_top)]
+    return Logprob(math.log(0.5), top)
 
 
 class FakeEngine:

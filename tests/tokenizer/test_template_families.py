@@ -46,6 +46,7 @@ def tools(text: str) -> Chat:
     return [{"type": "function", "function": function}]
 
 
+BEGUN = {"role": "assistant", "content": "Hi <|im_end|> there"}
 CALL: dict[str, Any] = {
     "role": "assistant",
     "content": "",
@@ -279,3 +280,33 @@ def test_family_template_by_model_type_and_control_tokens(
     model_type: str, control: set[str], name: str
 ) -> None:
     assert family_template(model_type, control) == name
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_begun_answers_equal_transformers(style: str) -> None:
+    """The prompt ends with the beginning of the answer, in the form that answers have."""
+    tokenizer = our_tokenizer(style)
+    plain = {**BEGUN, "content": "Hi there,"}
+    ids = transformers_ids(style, [*HELLO, plain], continue_final_message=True)
+    assert tokenizer.prompt(HELLO, begun=plain).ids == ids
+    prompt = tokenizer.prompt(HELLO, begun=BEGUN)
+    assert not prompt.spans[-1].is_control and prompt.spans[-1].text.endswith(BEGUN["content"])
+    blank = tokenizer.prompt(HELLO, begun={**BEGUN, "content": "Hi  "})
+    assert blank.spans[-1].text.endswith("Hi  ")
+
+
+def test_begun_answers_of_other_templates() -> None:
+    """Reasoning is closed before the answer; a template may not take a last answer."""
+    end = "<|im_end|>\n{{ '<|im_start|>assistant\n<think>\n' if add_generation_prompt }}"
+    shown = "{{ '<think>\n\n</think>\n\n' if m.role == 'assistant' }}{{ m.content | trim }}"
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + shown + "{% endfor %}" + end
+    strict = "{{ raise_exception('a question') if messages[-1].role == 'assistant' }}" + turns
+    dropping = turns.replace("{% for m in messages %}", "{% for m in messages[:1] %}")
+    for source, expected in (
+        (turns, "<|im_start|>assistant\n<think>\n\n</think>\n\nHi,  "),
+        (strict, "<|im_start|>assistant\n<think>\nHi,  "),
+        (dropping, "<|im_start|>assistant\n<think>\nHi,  "),
+    ):
+        tokenizer = Tokenizer.from_json(tokenizer_spec(), {"chat_template": source})
+        prompt = tokenizer.prompt(HELLO, begun={"role": "assistant", "content": "Hi,  "})
+        assert "".join(span.text for span in prompt.spans).endswith(expected)

@@ -28,6 +28,23 @@ def render(
     return str.__str__(text), _complement(own_ranges(text), len(text))
 
 
+def up_to(answer: str, text: str, content: Ranges) -> tuple[str, Ranges] | None:
+    """Return a rendered text and its ranges of the caller, up to the end of its last message.
+
+    The message has the content `answer`, of which a template may remove white space around it. None
+    if the text does not end with it, but for what the template writes.
+    """
+    stripped = answer.strip()
+    start = text.rfind(stripped)
+    end = start + len(stripped)
+    kept = [(low, min(high, end)) for low, high in content if low < end]
+    if not stripped or start < 0 or not kept or not kept[-1][0] <= start < end == kept[-1][1]:
+        return None
+    blank = answer[len(answer.rstrip()) :]
+    *before, (low, _) = kept
+    return text[:end] + blank, [*before, (low, end + len(blank))]
+
+
 def _complement(ranges: Ranges, length: int) -> Ranges:
     """Return the ranges of `0 : length` between the ascending `ranges`."""
     ends = [0, *(high for _, high in ranges)]

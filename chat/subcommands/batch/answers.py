@@ -1,16 +1,18 @@
 """Answers of a batch: many at a time, each reported when it is finished."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Queue
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.context_budget import message_versions
 from swiftchat.chat.options.chat_options import BEAM_PARAMETERS
+from swiftchat.chat.options.extras import needing_extra
 from swiftchat.chat.render.logprobs import as_json, cumulative_logprob
-from swiftchat.chat.subcommands.batch.lines import Line, parse_request
+from swiftchat.chat.subcommands.batch.lines import Line, Request, parse_line
 from swiftchat.errors import (
     BadModelFile,
     ContextOverflow,
@@ -33,9 +35,13 @@ Record = dict[str, Any]
 
 @dataclass
 class _InFlight:
-    """The answers of a line, of which `num_running` have not ended, and the first error."""
+    """The answers of a line, of which `num_running` have not ended, and the first error.
+
+    `record` returns what is reported of them.
+    """
 
     group: AnswerGroup
+    record: Callable[[AnswerGroup], Record]
     num_running: int
     error: SwiftchatError | None = None
 
@@ -56,11 +62,11 @@ def answer_lines(
                 if line is None:
                     break
                 try:
-                    group = _start(chat_model, line, system)
+                    group, record = _start(chat_model, line, system)
                 except _LINE_ERRORS as error:
                     yield line, error_record(line, error)
                     continue
-                in_flight[line] = _InFlight(group, len(group.started))
+                in_flight[line] = _InFlight(group, record, len(group.started))
                 for answer in group.started:
                     arguments = (line, answer, finished)
                     threading.Thread(target=_consume, args=arguments, daemon=True).start()
@@ -80,7 +86,7 @@ def answer_lines(
             if one.error is not None:
                 yield line, error_record(line, one.error)
             else:
-                yield line, _record(chat_model, line, one.group)
+                yield line, one.record(one.group)
     finally:
         for one in in_flight.values():
             for answer in one.group.started:
@@ -88,14 +94,41 @@ def answer_lines(
 
 
 def error_record(line: Line, error: SwiftchatError) -> Record:
-    return {
-        **_identity(line),
-        "error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code},
-    }
+    found = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    if not line.is_openai:
+        return {**_identity(line), "error": found}
+    api_lines = _api_lines()
+    return {**api_lines.openai_error(line, error), **_place(line)}
 
 
-def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGroup:
-    request = parse_request(line, system)
+def num_tokens(record: Record) -> int:
+    """Return how many tokens an answered line has generated."""
+    whole = record["response"]["body"] if "response" in record else record
+    count: int = whole["usage"]["completion_tokens"]
+    return count
+
+
+def _start(
+    chat_model: "ChatModel", line: Line, system: str | None
+) -> tuple[AnswerGroup, Callable[[AnswerGroup], Record]]:
+    """Start the answers of a line; also return the function that makes their record."""
+    request = parse_line(line, system)
+    if isinstance(request, Request):
+        group = _start_own(chat_model, request)
+        return group, lambda group: _record(chat_model, line, group)
+    api_lines = _api_lines()
+    found = api_lines.ApiRequest(chat_model, line, request, system)
+    return found.start(), lambda group: {**found.record(group), **_place(line)}
+
+
+def _api_lines() -> ModuleType:
+    """Return the reader of requests of the HTTP API; raises `UsageError` without its packages."""
+    with needing_extra("the line"):
+        from swiftchat.chat.subcommands.batch import api_lines
+    return api_lines
+
+
+def _start_own(chat_model: "ChatModel", request: Request) -> AnswerGroup:
     changes = chat_model.changes | request.options
     params = chat_model.params_with(changes)
     for name in BEAM_PARAMETERS:
@@ -103,15 +136,22 @@ def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGro
             raise UsageError(f"{name} is for a beam search", "add beams to the line")
     stops = chat_model.config.texts(changes)["stop"]
     num_samples = request.options.get("samples") or chat_model.config.samples
+    if request.api is not None:
+        if chat_model.config.no_template:
+            raise UsageError("the line needs the chat template", "leave out --no-template")
+        body = {"messages": request.messages, **request.api}
+        start = _api_lines().start_with_fields
+        group: AnswerGroup = start(chat_model, body, params, stops, num_samples)
+        return group
+    output_format, tuning = chat_model.output_format, chat_model.adapters.tuning
+    how: Any = {"output_format": output_format, "tuning": tuning}
     if chat_model.config.no_template:
         text = "".join(message["content"] for message in request.messages)
-        return AnswerGroup(
-            lambda params: chat_model.complete(text, params, stops), params, num_samples
-        )
-    versions = message_versions(request.messages)
-    return chat_model.start_answers(
-        versions, chat_model.prompts.encoder(), params, stops, num_samples
-    )
+        return chat_model.complete([text], params, stops, num_samples, **how)
+    versions, encode = message_versions(request.messages), chat_model.prompts.encoder()
+    if output_format is not None:
+        encode = output_format.instructed(encode)
+    return chat_model.start_answers(versions, encode, params, stops, num_samples, **how)
 
 
 def _consume(
@@ -154,6 +194,8 @@ def _answer_record(chat_model: "ChatModel", answer: "Answer") -> Record:
         },
         "seed": result.seed if result else answer.params.seed,
     }
+    if answer.tool_calls:
+        record["tool_calls"] = [call.as_object() for call in answer.tool_calls]
     if answer.params.logprobs is not None:
         record["logprobs"] = as_json(answer, chat_model.tokenizer)
         record["cumulative_logprob"] = cumulative_logprob(answer)
@@ -163,5 +205,8 @@ def _answer_record(chat_model: "ChatModel", answer: "Answer") -> Record:
 
 
 def _identity(line: Line) -> Record:
-    found = {"line": line.number, "key": line.key}
-    return found if line.id is None else {"id": line.id, **found}
+    return _place(line) if line.id is None else {"id": line.id, **_place(line)}
+
+
+def _place(line: Line) -> Record:
+    return {"line": line.number, "key": line.key}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Options besides those of sampling that change the answers of a batch.
 _ANSWER_OPTIONS = (
     *("logprobs", "samples", "no_template", "template", "template_arg", "think"),
-    *("reasoning_budget_message", "dtype", "kv_dtype", "ctx_size"),
+    *("reasoning_budget_message", "dtype", "kv_dtype", "ctx_size", "lora"),
 )
 
 
@@ -63,6 +63,10 @@ def batch(
     "Why is the sky blue?"
     {"id": 7, "prompt": "Name a color.", "temperature": 0, "max_tokens": 5}
     {"messages": [{"role": "user", "content": "Hi"}], "stop": ["\\n"]}
+
+    It may also have response_format, tools, tool_choice and lora, as requests of the HTTP API, or
+    be one in OpenAI's format, with custom_id, method, url and body; its answer has OpenAI's format
+    too.
 
     An answer has the line's number and id, content, reasoning, finish_reason and usage; with
     samples above 1, a list of answers. A line that cannot be answered has an error instead, and
@@ -105,9 +109,13 @@ def batch(
 
 def _made_with(config: "ChatConfig") -> dict[str, str]:
     """Return the model and a short hash of the options that change answers."""
+    from swiftchat.chat.model.output_format import chosen_format
+
     names = (*SAMPLING_OPTIONS, *_ANSWER_OPTIONS)
     options = {name: getattr(config, name) for name in names}
-    text = json.dumps([options, config.system_text()], sort_keys=True)
+    form = chosen_format(config)
+    wanted = None if form is None else [form.grammar, form.instruction]
+    text = json.dumps([options, config.system_text(), wanted], sort_keys=True)
     return {
         "model": config.model or "default",
         "options": hashlib.sha256(text.encode()).hexdigest()[:16],
@@ -178,13 +186,15 @@ class _Run:
             print_notice("the same command answers the missing lines")
 
     def _count(self, record: dict[str, Any]) -> None:
+        from swiftchat.chat.subcommands.batch.answers import num_tokens
+
         totals = self._totals
-        if "error" in record:
+        if (error := record.get("error")) is not None:
             totals.errors += 1
-            self.exit_code = self.exit_code or record["error"]["exit_code"]
+            self.exit_code = self.exit_code or error["exit_code"]
         else:
             totals.answered += 1
-            totals.tokens += record["usage"]["completion_tokens"]
+            totals.tokens += num_tokens(record)
         assert self._started is not None
         seconds = time.monotonic() - self._started
         self._status.show(totals.text(seconds), totals.lines - totals.missing, totals.lines)

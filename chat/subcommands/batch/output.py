@@ -154,7 +154,7 @@ def _kept_records(path: Path, keys: dict[int, str], made_with: Mapping[str, str]
     for number, text in enumerate(texts, 1):
         try:
             record = json.loads(text)
-            line, is_answer = record["line"], "error" not in record
+            line, is_answer = record["line"], record.get("error") is None
             is_same = type(line) is int and line in keys and keys[line] == record["key"]
         except (ValueError, TypeError, KeyError, RecursionError):
             is_same = False

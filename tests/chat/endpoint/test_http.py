@@ -16,6 +16,7 @@ from swiftchat.chat.endpoint.body import MAX_BODY_BYTES
 from swiftchat.chat.endpoint.served_models import OneModel
 from swiftchat.chat.endpoint.server import EndpointServer
 from swiftchat.chat.endpoint.token import ApiToken, find_token
+from swiftchat.chat.model.adapters import open_adapters
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import DeviceError, UsageError
@@ -38,9 +39,8 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 class Served:
     """The API of a scripted engine, on a thread of this process."""
 
-    def __init__(self, server: EndpointServer, engine: FakeEngine) -> None:
-        self.engine = engine
-        self.port = urlsplit(server.url).port
+    def __init__(self, port: int | None, engine: FakeEngine) -> None:
+        self.engine, self.port = engine, port
 
     def request(
         self,
@@ -100,14 +100,23 @@ def parsed_events(text: str, has_names: bool) -> list[Any]:
 
 
 @contextmanager
-def serving(folder: Path, *answers: Any, **config: Any) -> Iterator[Served]:
+def serving(
+    folder: Path,
+    *answers: Any,
+    token: ApiToken | None = ApiToken(TOKEN),  # noqa: B008  (it never changes)
+    origins: tuple[str, ...] = (),
+    **config: Any,
+) -> Iterator[Served]:
     engine = FakeEngine(list(answers), ctx_size_tokens=4096)
-    server = EndpointServer("127.0.0.1:0", ApiToken(TOKEN), allow_remote=False)
-    chat_model = ChatModel(folder, ChatConfig(**config), engine.start)  # type: ignore[arg-type]
+    server = EndpointServer("127.0.0.1:0", token, allow_remote=False, origins=origins)
+    options = ChatConfig(**config)
+    if adapters := open_adapters(options, folder):
+        adapters.off()
+    chat_model = ChatModel(folder, options, engine.start, adapters)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, args=(OneModel(chat_model),))
     thread.start()
     try:
-        yield Served(server, engine)
+        yield Served(urlsplit(server.url).port, engine)
     finally:
         engine.ended.set()
         thread.join()
@@ -400,8 +409,9 @@ def test_reasoning_of_earlier_answers_reaches_the_template(field: str, tmp_path:
     )
     answer = {"role": "assistant", "content": "b", field: "why"}
     with serving(make_folder(tmp_path / "model", source), "Hi") as served:
-        assert served.chat({"role": "user", "content": "a"}, answer)[0] == 200
-        assert served.engine.prompt_text().endswith("['why', 'why', 'why']")
+        question = {"role": "user", "content": "a"}
+        assert served.chat(question, answer, question)[0] == 200
+        assert "['why', 'why', 'why']" in served.engine.prompt_text()
 
 
 def test_an_error_of_the_engine(folder: Path) -> None:
@@ -477,9 +487,11 @@ def test_the_token_comes_from_a_file_a_variable_or_is_new(tmp_path: Path) -> Non
     assert find_token(None, environ) == ApiToken("from-the-variable")
     first, second = find_token(None, {}), find_token(None, {})
     assert first.is_new and len(first.text) >= 43 and first != second
-    for text in ("", "short", "two words of token", "é" * 20):
+    file.write_text("x\n")
+    assert find_token(str(file), {}) == ApiToken("x")
+    for text in ("", "\n", "two words of token", "é" * 20):
         file.write_text(text)
-        with pytest.raises(UsageError, match="is not one word of at least 16"):
+        with pytest.raises(UsageError, match="is not one word of ASCII"):
             find_token(str(file), {})
     with pytest.raises(UsageError, match="cannot read the token"):
         find_token(str(tmp_path / "missing"), {})
@@ -504,7 +516,10 @@ def test_other_machines_need_a_flag(capfd: pytest.CaptureFixture[str], folder: P
     assert capfd.readouterr().err == f"OpenAI-compatible API: {server.url}\ntoken: {TOKEN}\n"
 
 
-@pytest.mark.parametrize("args", [("--token-file", "x"), ("--allow-remote",)])
+@pytest.mark.parametrize(
+    "args",
+    [("--token-file", "x"), ("--allow-remote",), ("--no-auth",), ("--cors", "http://a.b")],
+)
 def test_options_of_the_api_need_it(args: tuple[str, ...]) -> None:
     result = swiftchat("serve", *args)
     assert result.returncode == 2 and b"add --openai" in result.stderr

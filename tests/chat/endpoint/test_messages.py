@@ -37,6 +37,11 @@ from anthropic.types.shared import ErrorResponse
 
 WEATHER = {"name": "weather", "description": "how it is", "input_schema": {"type": "object"}}
 THOUGHT = f"<think>\nhm\n</think>\n\nI look. {CALL_TEXT}"
+BODY: dict[str, Any] = {
+    "model": "model",
+    "max_tokens": 99,
+    "messages": [{"role": "user", "content": "x"}],
+}
 HEADERS = {"x-api-key": TOKEN, "anthropic-version": "2023-06-01"}
 
 
@@ -240,6 +245,18 @@ def test_what_is_asked_for_reaches_the_engine(served: Served) -> None:
     assert "weather" not in served.engine.prompt_text()
 
 
+def test_an_answer_continues_a_last_message_of_the_assistant(served: Served) -> None:
+    begun = {"role": "assistant", "content": "It is"}
+    body = {**BODY, "messages": [*BODY["messages"], begun]}
+    answering(served, " raining")
+    status, message = served.request("/v1/messages", body)
+    assert status == 200 and message["content"][0]["text"] == " raining"
+    assert served.engine.prompt_text().endswith("<|im_start|>assistant\nIt is")
+    counted = {name: body[name] for name in ("model", "messages")}
+    count = served.request("/v1/messages/count_tokens", counted)[1]["input_tokens"]
+    assert count == len(served.engine.prompts[-1])
+
+
 def test_one_call_at_most(folder: Path) -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     with serving(folder, CALL_TEXT * 2) as served:
@@ -303,26 +320,19 @@ def test_every_field_of_the_package_is_known(served: Served) -> None:
 
 
 def test_a_thread_is_refused_so_that_clients_send_all_messages(served: Served) -> None:
-    body = {
-        "model": "model",
-        "max_tokens": 9,
-        "messages": [{"role": "user", "content": "x"}],
-        "thread": {"type": "create"},
-    }
-    status, found = served.request("/v1/messages", body)
+    status, found = served.request("/v1/messages", {**BODY, "thread": {"type": "create"}})
     assert status == 400
     assert found["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
 def test_errors_have_the_format_of_the_path(served: Served) -> None:
-    body = {"model": "model", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
     for path, sent, headers, expected in (
-        ("/v1/messages", body, {}, (401, "authentication_error")),
-        ("/v1/messages", body, {"x-api-key": "wrong"}, (401, "authentication_error")),
-        ("/v1/messages", {**body, "model": "other"}, HEADERS, (404, "not_found_error")),
+        ("/v1/messages", BODY, {}, (401, "authentication_error")),
+        ("/v1/messages", BODY, {"x-api-key": "wrong"}, (401, "authentication_error")),
+        ("/v1/messages", {**BODY, "model": "other"}, HEADERS, (404, "not_found_error")),
         ("/v1/messages", b"{", HEADERS, (400, "invalid_request_error")),
         ("/v1/messages", None, HEADERS, (405, "invalid_request_error")),
-        ("/v1/messages/other", body, HEADERS, (404, "not_found_error")),
+        ("/v1/messages/other", BODY, HEADERS, (404, "not_found_error")),
         ("/v1/messages/count_tokens", {"model": "model"}, HEADERS, (400, "invalid_request_error")),
     ):
         status, found = served.request(path, sent, headers)
@@ -343,9 +353,6 @@ def test_an_error_after_the_first_event_is_told(
                 "type": "error",
                 "error": {"type": "api_error", "message": "internal error"},
             }
-
-
-BODY = {"model": "model", "max_tokens": 99, "messages": [{"role": "user", "content": "x"}]}
 
 
 def test_silence_is_filled_with_pings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,21 @@ def test_fields_without_an_effect_are_accepted(served: Served) -> None:
     assert not honored & {*REFUSED, *WITHOUT_EFFECT} and not {*REFUSED} & {*WITHOUT_EFFECT}
 
 
-@each_case("name", [*CHAT_ONLY, *FORMATS])
+@each_case("name", ["top_kk", "options", "guided_jsn", "x" * 200, ""])
+def test_unknown_fields_are_refused_by_name(name: str, served: Served) -> None:
+    """They might change the answer, also those that are only misspelled."""
+    message = [{"role": "user", "content": "hi"}]
+    for path, given in (
+        ("chat/completions", {"messages": message}),
+        ("completions", {"prompt": "hi"}),
+        ("embeddings", {"input": "hi"}),
+    ):
+        status, found = served.request(f"/v1/{path}", {"model": "model", **given, name: 0})
+        assert (status, found["error"]["param"]) == (400, name[:80])
+    assert served.chat(**{name: None})[0] == 200
+
+
+@each_case("name", [*CHAT_ONLY])
 def test_completions_refuse_fields_of_chats(name: str, served: Served) -> None:
     body = {"model": "model", "prompt": "hi", name: {"type": "json_object"}}
     status, found = served.request("/v1/completions", body)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from swiftchat.chat.model.strict_calls import strict_calls_format
+from swiftchat.engine.api.vocabulary import Vocabulary
 from swiftchat.engine.schedule.token_trie import TokenTrie
 from tests.chat.endpoint.test_http import Served, serving
 from tests.support.fake_engine import TOOL_TEMPLATE, make_folder
@@ -101,6 +103,52 @@ def test_auto_constrains_nothing(served: Served) -> None:
         assert served.chat(tools=TOOLS, **options)[0] == 200
         assert served.engine.constraints[-1] is None
     assert '"say"' in served.engine.prompt_text() and '"add"' not in served.engine.prompt_text()
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+CALLS = "<tool_call>\n{0}\n</tool_call>"
+
+
+def test_arguments_of_a_strict_tool_match_its_schema(served: Served) -> None:
+    """Also if the model chooses whether to call; other tools and all text are free."""
+    odd = strict(tool("odd", a={"not": {}}))
+    assert served.chat(tools=[strict(TOOLS[0]), TOOLS[1], odd])[0] == 200
+    other = '{"name": "say", "arguments": {"text": [1]}}'
+    spaced = '{ "name" :"add",\n  "arguments": {"a": 1, "b": 2} }'
+    whole = (ADD, spaced, other, other.replace("say", "odd"), ADD.replace("add", "sub"))
+    right = ["", "Hi {there}", *whole, *map(CALLS.format, whole), f"[{ADD}, {other}]"]
+    right += [f"```json\n{ADD}\n``` and", f"Wait. {CALLS.format(ADD)}\n{CALLS.format(spaced)}"]
+    assert [text for text in right if not accepts(served, text)] == []
+    broken = (ADD.replace("2", '"2"'), ADD.replace('"b"', '"c"'), '{"name": "add"}')
+    ends = [f"{CALLS.format(ADD)}\n{CALLS.format(broken[0])}"]
+    wrong = [*broken, *map(CALLS.format, broken), f"[{other}, {broken[0]}]", *ends]
+    assert [text for text in wrong if accepts(served, text)] == []
+
+
+def test_strict_tools_after_reasoning(tmp_path: Path) -> None:
+    with serving(make_folder(tmp_path / "model", THINKING), "hi") as served:
+        assert served.chat(tools=[strict(TOOLS[0])])[0] == 200
+        assert accepts(served, f"<think>{ADD}</think>\n{ADD}")
+        assert not accepts(served, f"<think>a</think>\n{ADD.replace('2', 'null')}")
+
+
+def test_control_tokens_around_strict_calls() -> None:
+    pieces = (*(bytes([i]) for i in range(256)), b"<call>", b"<other>", b"<end>")
+    vocabulary = Vocabulary(pieces, special=(256, 257, 258), stop_ids=(258,))
+    form = strict_calls_format({"add": TOOLS[0]["function"]["parameters"]}, marks=(256,))
+    call, broken = list(ADD.encode()), list(ADD.replace("2", '"2"').encode())
+    for ids, expected in (
+        ([256, *call, 256, *call, *b" Hi"], True),
+        ([*b"Hi", 256, 256], True),
+        ([256, *call, 256, *broken], False),
+        ([257, *call], False),
+    ):
+        grammar = json.dumps({"grammars": [form.grammar]})
+        matcher = LLMatcher(TokenTrie(vocabulary).tokenizer, grammar, log_level=0)
+        assert (matcher.consume_tokens(ids) and matcher.is_accepting()) == expected
 
 
 def test_a_required_call_comes_while_it_is_written(tmp_path: Path) -> None:

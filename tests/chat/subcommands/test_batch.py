@@ -140,7 +140,7 @@ def test_the_end_of_the_engine_ends_the_batch(command: list[str], tmp_path: Path
         ('{"prompt": "a", "messages": []}', "both of prompt and messages"),
         ('{"messages": []}', "not a list of messages"),
         ('{"messages": ["a"]}', "a message is invalid"),
-        ('{"messages": [{"role": "tool", "content": "a"}]}', "no role 'tool'"),
+        ('{"messages": [{"role": "odd", "content": "a"}]}', "no role 'odd'"),
         ('{"prompt": 1}', "prompt is not a string"),
         ('{"prompt": " "}', "the prompt is empty"),
         ('{"prompt": "a", "system": 1}', "system is not a string"),

@@ -111,3 +111,13 @@ def test_a_token_that_is_not_allowed() -> None:
 def test_invalid_vocabularies(special: tuple[int, ...], stop_ids: tuple[int, ...]) -> None:
     with pytest.raises(UsageError):
         Vocabulary(PIECES, special, stop_ids)
+
+
+def test_an_answer_that_has_begun_goes_on() -> None:
+    grammar = LLMatcher.grammar_from_regex(r'\{"a": [0-9]+\}')
+    whole, begun = (Constraint(TRIE, grammar, len(PIECES), text) for text in ("", '{"a": 1'))
+    assert whole.allowed.tolist() != begun.allowed.tolist()
+    whole.accept(*TRIE.tokenize(b'{"a": 1'))
+    assert whole.allowed.tolist() == begun.allowed.tolist()
+    with pytest.raises(UsageError, match="does not begin with"):
+        Constraint(TRIE, grammar, len(PIECES), '{"b')
