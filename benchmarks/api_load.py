@@ -2,7 +2,7 @@
 
 A server of a tiny model gets 64 clients at a time: whole answers, streams, slow readers, streams
 and requests that are cut off, several prompts with their log probabilities, formats, strict tools,
-embeddings, wrong requests and connections that send half a request. After a warm-up and at the end,
+embeddings, wrong requests and connections that send half a request. After each quarter of the time,
 when nothing is computed, it must have the same memory, open files and threads, and no KV block in
 use; each answer must be whole, and every stream that is read to its end must end with `[DONE]`.
 
@@ -14,7 +14,6 @@ import json
 import os
 import random
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from swiftchat.engine.api.params import EngineConfig
 from tests.support.fake_engine import TOOL_TEMPLATE
 from tests.support.remote_engine import chat_model_folder
 
-WARM_UP = 0.25  # the part of the time before the first measurement
+NUM_PARTS = 4  # of the time, each with a measurement at its end
 MAX_GROWTH = 0.05  # of the memory
 EXTRA_FILES, EXTRA_THREADS = 2, 4  # kept-alive connections and idle threads of a pool
 START_S, IDLE_S, REQUEST_S = 120.0, 60.0, 120.0
@@ -208,21 +207,21 @@ def wait_idle(engine: EngineClient) -> None:
         time.sleep(0.2)
 
 
-def compared(before: list[Usage], after: list[Usage]) -> list[str]:
-    """Return what the processes hold in addition; print both."""
+def compared(measured: list[list[Usage]]) -> list[str]:
+    """Return what the processes hold in addition; print all measurements."""
     problems = []
-    for name, old, new in zip(("server", "engine", "other"), before, after, strict=False):
-        megabytes = old.memory_bytes / 1e6, new.memory_bytes / 1e6
-        print(
-            f"{name}: memory {megabytes[0]:.1f} MB, then {megabytes[1]:.1f} MB; open files "
-            f"{old.files}, then {new.files}; threads {old.threads}, then {new.threads}"
-        )
+    for name, *usages in zip(("server", "engine", "other"), *measured, strict=False):
+        memory = ", ".join(f"{one.memory_bytes / 1e6:.1f}" for one in usages)
+        files = ", ".join(str(one.files) for one in usages)
+        threads = ", ".join(str(one.threads) for one in usages)
+        print(f"{name}: memory {memory} MB; open files {files}; threads {threads}", flush=True)
+        old, new = usages[0], usages[-1]
         if new.memory_bytes > (1 + MAX_GROWTH) * old.memory_bytes:
             problems.append(f"the memory of the {name} grew by more than {MAX_GROWTH:.0%}")
         if new.files > old.files + EXTRA_FILES or new.threads > old.threads + EXTRA_THREADS:
             problems.append(f"the {name} holds more files or threads")
-    if len(before) != len(after):
-        problems.append(f"{len(before)} processes became {len(after)}")
+    if len({*map(len, measured)}) > 1:
+        problems.append(f"the number of processes changed: {[*map(len, measured)]}")
     return problems
 
 
@@ -248,7 +247,7 @@ def main() -> int:
         try:
             problems = run(server.pid, folder, log, options)
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
             server.wait(IDLE_S)
         problems += [f"the server: {line}" for line in log.read_text().splitlines()[4:-1]][:20]
     for problem in problems:
@@ -268,12 +267,12 @@ def run(pid: int, folder: Path, log: Path, options: argparse.Namespace) -> list[
     engine = attach(config, folder)
     assert engine is not None
     with closing(engine):
-        load.run(WARM_UP * seconds, options.clients)
-        wait_idle(engine)
-        before = usage(pid)
-        load.run((1 - WARM_UP) * seconds, options.clients)
-        wait_idle(engine)
-        problems = compared(before, usage(pid))
+        measured = []
+        for _ in range(NUM_PARTS):
+            load.run(seconds / NUM_PARTS, options.clients)
+            wait_idle(engine)
+            measured.append(usage(pid))
+        problems = compared(measured)
     print(", ".join(f"{name}: {count}" for name, count in sorted(load.counts.items())))
     return [*problems, *load.problems[:20]]
 

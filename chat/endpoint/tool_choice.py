@@ -45,8 +45,11 @@ def answer_format(
     wanted = body.output_format or chat_model.output_format
     is_either = wanted is not None and bool(offer.tools)
     if not (offer.is_required or is_either):
-        strict = offer.strict_schemas
-        return strict_calls_format(strict, chat_model.prompts.call_marks) if strict else wanted
+        if not (strict := offer.strict_schemas):
+            return wanted
+        prompts = chat_model.prompts
+        tool_format = prompts.require_tools().tool_format
+        return strict_calls_format(strict, tool_format, prompts.free_control_tokens)
     refuse(not offer.schemas, "tools", "tools: none has a function with a name")
     other = None
     if wanted is not None and not offer.is_required:

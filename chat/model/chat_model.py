@@ -26,7 +26,6 @@ from swiftchat.chat.tools.offer import NO_TOOLS, Offer
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.tuning import Tuning
-from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 from swiftchat.weights.hub.cached_models import name_at
 
@@ -344,8 +343,7 @@ class ChatModel:
         tool_format = self._tool_format(offer)
         fitted, params = fit_prompt(versions, encode, params, self._prompt_context)
         prompt = fitted.prompt
-        if not len(prompt):
-            raise UsageError("the prompt is empty", "type a message")
+        check_fits(prompt, self._prompt_context)
         if fitted.num_messages:
             on_dropped(fitted.num_messages)
         ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
@@ -360,10 +358,8 @@ class ChatModel:
         prompt, params = self._constraints.with_budget(prompt, params)
 
         def start(params: SamplingParams) -> Answer:
-            constraint: ConstraintSpec | None = None
-            if output_format is not None:
-                think = self.prompts.think
-                constraint = self._constraints.of(output_format, prompt, params, think, begun)
+            think = self.prompts.think
+            constraint = self._constraints.of(output_format, prompt, params, think, begun)
             answer = Answer(
                 *(self.engine, self.tokenizer, prompt, params, stops, on_wait),
                 *(self.prompts.reasoning_format(), tool_format, constraint, tuning),
@@ -403,14 +399,10 @@ class ChatModel:
 
         def starting(text_or_ids: str | Sequence[int]) -> Callable[[SamplingParams], Answer]:
             prompt = self.prompts.encode_beginning(text_or_ids)
-            if not len(prompt):
-                raise UsageError("the prompt is empty")
             check_fits(prompt, self._prompt_context)
 
             def start(params: SamplingParams) -> Answer:
-                constraint: ConstraintSpec | None = None
-                if output_format is not None:
-                    constraint = self._constraints.of(output_format, prompt, params, None)
+                constraint = self._constraints.of(output_format, prompt, params, None)
                 return Answer(
                     *(self.engine, self.tokenizer, prompt, params, stops),
                     constraint=constraint,

@@ -31,17 +31,19 @@ class AnswerConstraints:
 
     def of(
         self,
-        form: OutputFormat,
+        form: OutputFormat | None,
         prompt: "Prompt",
         params: SamplingParams,
         think: str | None,
         begun: str = "",
-    ) -> ConstraintSpec:
-        """Return the constraint of an answer to `prompt` that matches `form`.
+    ) -> ConstraintSpec | None:
+        """Return the constraint of an answer to `prompt` that matches `form`, None without one.
 
         `think` is that of `PromptEncoder`, None if all that is generated is the answer. The prompt
         ends with the beginning of the answer `begun`.
         """
+        if form is None:
+            return None
         control = self._files.tokenizer.special_tokens
         stop_ids = tuple(i for i in params.stop_ids if i < len(self._pieces))
         if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from swiftchat.chat.history.conversation import later_turns
 from swiftchat.engine.api.params import DEFAULT_OVERFLOW_KEEP, SamplingParams
-from swiftchat.errors import ContextOverflow
+from swiftchat.errors import ContextOverflow, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt
@@ -58,7 +58,9 @@ def fit_context(
 
 
 def check_fits(prompt: Sized, ctx_size_tokens: int) -> None:
-    """Raise `ContextOverflow` for a prompt that the engine would refuse as too long."""
+    """Raise the error for a prompt that the engine would refuse as empty or too long."""
+    if not len(prompt):
+        raise UsageError("the prompt is empty", "type a message")
     if len(prompt) >= ctx_size_tokens:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens, the context only {ctx_size_tokens}"

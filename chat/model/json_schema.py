@@ -60,11 +60,14 @@ Names = frozenset[str] | None  # None: any
 
 
 def simplified(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema of the same meaning, without the keywords that cannot reject anything."""
+    """Return a schema of the same meaning, without the keywords that cannot reject anything.
+
+    Numbers beside an excluded whole one differ from it by 1e-9 at least.
+    """
     found = {name: _simplified(name, value) for name, value in schema.items()}
     for name in [name for name in found if _is_void(name, found)]:
         del found[name]
-    return _with_exact_format(found)
+    return _with_exact_bounds(_with_exact_format(found))
 
 
 def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -148,6 +151,35 @@ def _with_exact_format(schema: dict[str, Any]) -> dict[str, Any]:
         return {**schema, **exact}
     others = schema.get("allOf", [])
     return {**schema, "allOf": [*others, exact]} if isinstance(others, list) else schema
+
+
+def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose numbers do not equal bounds that they must not.
+
+    llguidance lets a number equal an excluded whole one if the other bound is less than 1 away.
+    """
+    if "number" not in _types(schema, "number"):
+        return schema
+    found = dict(schema)
+    for name, exclusive, step in (
+        ("minimum", "exclusiveMinimum", _STEP),
+        ("maximum", "exclusiveMaximum", -_STEP),
+    ):
+        excluded, other = _number(schema.get(exclusive)), _number(schema.get(name))
+        if excluded is None or excluded % 1 or excluded + step == excluded:
+            continue
+        del found[exclusive]
+        beside = excluded + step
+        is_wider = other is None or (other < beside) == (step > 0)
+        found[name] = beside if is_wider else other
+    return found
+
+
+def _number(value: object) -> float | None:
+    """Return a value if it is a number; booleans are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,6 +362,6 @@ def _number_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _bound(
     schema: Mapping[str, Any], name: str, exclusive: str, narrower: Callable[[list[Any]], float]
 ) -> float | None:
-    given = [schema.get(keyword) for keyword in (name, exclusive)]
-    numbers = [number for number in given if type(number) in (int, float)]
+    given = [_number(schema.get(keyword)) for keyword in (name, exclusive)]
+    numbers = [number for number in given if number is not None]
     return narrower(numbers) if numbers else None

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 from swiftchat.chat.history.conversation import EncodedTurn
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode
-from swiftchat.chat.model.reasoning import (
-    ReasoningFormat,
-    find_reasoning_format,
-    marker_tokens,
-)
+from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
 from swiftchat.chat.model.template_variables import (
     effort_variables,
     thinking_levels,
@@ -96,10 +92,11 @@ class PromptEncoder:
         return support
 
     @property
-    def call_marks(self) -> tuple[int, ...]:
-        """The ids of the control tokens in calls of tools; raises as `require_tools` does."""
-        markers = self.require_tools().tool_format.markers
-        return tuple(marker_tokens(markers, self._files.tokenizer.special_tokens))
+    def free_control_tokens(self) -> dict[str, int]:
+        """The ids of the control tokens that end no answer, by their texts."""
+        ends = {*self._files.tokenizer.eos_ids, *self._files.model.config.eos_ids}
+        control = self._files.tokenizer.special_tokens
+        return {text: token_id for text, token_id in control.items() if token_id not in ends}
 
     @cached_property
     def _tool_support(self) -> ToolSupport | None:

@@ -44,7 +44,9 @@ class ToolFormat:
     `marks` are other control tokens inside a call. `write` writes the texts between the first of
     `opens` and `close`, in formats of which some templates leave calls out. `listing` is the text
     that lists tools in place of `TOOLS`, for families of which some templates do not. `plain` marks
-    text. `prompted` is the beginning of a first marker with which the prompt ends. A call of
+    text. Where the name of a call is not in its JSON, `named` is what precedes that as a regular
+    expression with NAME, and `named_mark` the control token between them, if there is one.
+    `prompted` is the beginning of a first marker with which the prompt ends. A call of
     `direct` is none: it requests a prompt without tools, for an answer. `offer` has the tools that
     the answer may call.
     """
@@ -57,6 +59,8 @@ class ToolFormat:
     write: Write | None = None
     listing: str = ""
     plain: str = ""
+    named: str = ""
+    named_mark: str = ""
     prompted: str = ""
     direct: str = ""
     offer: Offer = NO_TOOLS
@@ -85,6 +89,7 @@ _DEEPSEEK = ToolFormat(  # DeepSeek R1, V3
     marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     write=write_deepseek,
     listing=DEEPSEEK_R1,
+    named=r"\s*NAME\s*```json",
 )
 
 # From the published chat templates; the first whose signature is in the template counts.
@@ -104,6 +109,8 @@ FORMATS = (
         "",
         parse_harmony,
         marks=("<|message|>", "<|constrain|>"),
+        named=r"(?s:.*)to=functions\.NAME\s*(json)?\s*",
+        named_mark="<|message|>",
     ),
     ToolFormat(  # Kimi K2
         "<|tool_calls_section_begin|>",
@@ -111,12 +118,16 @@ FORMATS = (
         "<|tool_calls_section_end|>",
         parse_kimi,
         marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        named=r"\s*functions\.NAME(:\d+)?\s*",
+        named_mark="<|tool_call_argument_begin|>",
     ),
     replace(  # DeepSeek V3.1
         _DEEPSEEK,
         signature="'<｜tool▁sep｜>' + tool['function']['arguments']",
         write=None,
         listing=DEEPSEEK_V3_1,
+        named=r"\s*NAME\s*",
+        named_mark="<｜tool▁sep｜>",
     ),
     _DEEPSEEK,
     ToolFormat(  # Muse Glimmer: the recipient of a message is a tool, the user, or the model itself
@@ -168,6 +179,8 @@ FORMATS = (
             "<|tool_call:args|>",
             "<|tool_call:end|>",
         ),
+        named=r"\s*NAME\s*",
+        named_mark="<|tool_call:args|>",
     ),
     ToolFormat(  # GigaChat 3.1
         "<|function_call|>", ("<|function_call|>",), "<|message_sep|>", parse_json
@@ -204,6 +217,8 @@ FORMATS = (
         "",
         parse_mistral,
         marks=("[ARGS]", "[CALL_ID]"),
+        named=r"\s*NAME\s*",
+        named_mark="[ARGS]",
     ),
     _tags("tool_calls", parse_json),  # MiniMax M1, Apriel
     _tags(
@@ -227,7 +242,7 @@ FORMATS = (
         prompted=">>>",
     ),
     ToolFormat(  # Functionary 3.1
-        "<function=", ("<function=",), "</function>", parse_function
+        "<function=", ("<function=",), "</function>", parse_function, named="<function=NAME>"
     ),
     ToolFormat(  # Llama 3.1 to 3.3
         '"parameters": dictionary of argument name',

@@ -1,6 +1,7 @@
 """Which tools an answer may call or must: the grammar of the answer, and its calls."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 from llguidance import LLMatcher
 
 from swiftchat.chat.model.strict_calls import strict_calls_format
+from swiftchat.chat.tools.formats import find_tool_format
 from swiftchat.engine.api.vocabulary import Vocabulary
 from swiftchat.engine.schedule.token_trie import TokenTrie
 from tests.chat.endpoint.test_http import Served, serving
+from tests.support.cases import each_case
 from tests.support.fake_engine import TOOL_TEMPLATE, make_folder
 
 NUMBER, THINKING = {"type": "integer"}, TOOL_TEMPLATE + "{# <think></think> #}"
@@ -135,20 +138,73 @@ def test_strict_tools_after_reasoning(tmp_path: Path) -> None:
         assert not accepts(served, f"<think>a</think>\n{ADD.replace('2', 'null')}")
 
 
-def test_control_tokens_around_strict_calls() -> None:
-    pieces = (*(bytes([i]) for i in range(256)), b"<call>", b"<other>", b"<end>")
-    vocabulary = Vocabulary(pieces, special=(256, 257, 258), stop_ids=(258,))
-    form = strict_calls_format({"add": TOOLS[0]["function"]["parameters"]}, marks=(256,))
-    call, broken = list(ADD.encode()), list(ADD.replace("2", '"2"').encode())
-    for ids, expected in (
-        ([256, *call, 256, *call, *b" Hi"], True),
-        ([*b"Hi", 256, 256], True),
-        ([256, *call, 256, *broken], False),
-        ([257, *call], False),
-    ):
-        grammar = json.dumps({"grammars": [form.grammar]})
-        matcher = LLMatcher(TokenTrie(vocabulary).tokenizer, grammar, log_level=0)
-        assert (matcher.consume_tokens(ids) and matcher.is_accepting()) == expected
+# A format by a text of its templates, a call in its syntax, and control tokens in it.
+SYNTAXES = [
+    ("<|tool_call|>", "<|tool_call|>[" + ADD + "]<|/tool_call|>", ["<|tool_call|>"]),
+    ("[TOOL_CALLS]", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}', ["[TOOL_CALLS]", "[ARGS]"]),
+    (
+        "[TOOL_CALLS]",
+        '[TOOL_CALLS]add[CALL_ID]x1[ARGS]{"a": 1, "b": 2}',
+        ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
+    ),
+    (
+        "<|channel|>commentary",
+        '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1, "b": 2}',
+        ["<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"],
+    ),
+    (
+        "<|channel|>commentary",
+        '<|start|>assistant<|channel|>commentary to=functions.add json<|message|>{"a": 1, "b": 2}',
+        ["<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"],
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+        '<|tool_call_argument_begin|>{"a": 1, "b": 2}<|tool_call_end|><|tool_calls_section_end|>',
+        [
+            *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+            *("<|tool_call_argument_begin|>", "<|tool_calls_section_end|>"),
+        ],
+    ),
+    (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+        '{"a": 1, "b": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [
+            *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+            *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+        ],
+    ),
+    ("<function=", '<function=add>{"a": 1, "b": 2}</function>', []),
+]
+
+
+@each_case(("signature", "call", "control"), SYNTAXES)
+def test_strict_calls_in_other_syntaxes(signature: str, call: str, control: list[str]) -> None:
+    """The arguments of strict tools match, those of others, and text, are free."""
+    ids = {text: 256 + i for i, text in enumerate([*control, "<other>"])}
+    stop = 256 + len(ids)
+    pieces = (*(bytes([i]) for i in range(256)), *(text.encode() for text in ids), b"<end>")
+    special = (*ids.values(), stop)
+    trie = TokenTrie(Vocabulary(pieces, special=special, stop_ids=(stop,)))
+    tool_format = find_tool_format(signature)
+    assert tool_format is not None
+    schemas = {"add": TOOLS[0]["function"]["parameters"]}
+    form = strict_calls_format(schemas, tool_format, ids)
+    grammar = json.dumps({"grammars": [form.grammar]})
+
+    def accepts(text: str) -> bool:
+        parts = re.split(f"({'|'.join(map(re.escape, ids))})", text)
+        sent = [i for part in parts for i in ([ids[part]] if part in ids else part.encode())]
+        matcher = LLMatcher(trie.tokenizer, grammar, log_level=0)
+        return bool(matcher.consume_tokens(sent) and matcher.is_accepting())
+
+    broken = call.replace("2", '"2"')
+    free = broken.replace("add", "add_all")
+    right = [call, f"Hi<other> add. {call}", f"{free}{call} and {call}", free, "to add<other>"]
+    assert [text for text in right if not accepts(text)] == []
+    wrong = [broken, f"Hi<other> add. {broken}", f"{free}{call} and {broken}", call[:-1] + broken]
+    assert [text for text in wrong if accepts(text)] == []
 
 
 def test_a_required_call_comes_while_it_is_written(tmp_path: Path) -> None:

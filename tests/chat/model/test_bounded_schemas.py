@@ -151,6 +151,26 @@ def test_numbers_end(schema: Schema, wanted: list[str], endless: list[str]) -> N
     assert not any(accepts(form, text) for text in endless)
 
 
+def test_excluded_bounds_are_excluded() -> None:
+    """Also where both bounds have the same whole part, and in alternatives."""
+    numbers = (-11.5, -11, -1.25, -1, -0.5, 0, 0.25, 1, 1.5, 11, 11.5)
+    texts = [*map(str, numbers), "-11.25", "-1.1", "-0.25", "0.1", "1.25", "11.25", "0.0", "1.0"]
+    for low, high in itertools.combinations(numbers, 2):
+        schema = {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+        for form in (json_schema_format(schema), json_schema_format({"anyOf": [schema]})):
+            assert not [
+                text for text in texts if not low < float(text) < high and accepts(form, text)
+            ]
+        plain = [text for text in texts if low < float(text) < high and not text.endswith(".0")]
+        assert all(accepts(form, text) for text in plain)
+    form = json_schema_format({"exclusiveMinimum": 3, "minimum": 2, "maximum": 3.5})
+    assert accepts(form, "3.25") and not accepts(form, "3") and accepts(form, '"text"')
+    integers = json_schema_format(
+        {"type": ["integer", "null"], "exclusiveMinimum": 3, "maximum": 5}
+    )
+    assert [n for n in range(9) if accepts(integers, str(n))] == [4, 5]
+
+
 def test_any_json_object_has_numbers_that_end() -> None:
     assert not accepts(json_object_format(), f'{{"a":{LONG}}}')
 
