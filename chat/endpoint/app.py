@@ -1,4 +1,4 @@
-"""The ASGI application: routes, authentication, and errors in OpenAI's format."""
+"""The ASGI application: routes, authentication, and errors in the format of the path."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,25 @@ from starlette.types import Receive, Scope, Send
 
 from swiftchat.chat.endpoint.answers import Answers
 from swiftchat.chat.endpoint.body import read_body
-from swiftchat.chat.endpoint.chat_completions import chat_answers, chat_response
+from swiftchat.chat.endpoint.chat_completions import (
+    chat_answers,
+    chat_response,
+    num_prompt_tokens,
+)
+from swiftchat.chat.endpoint.choice import Response as ApiResponse
 from swiftchat.chat.endpoint.completions import completion_answers, completion_response
 from swiftchat.chat.endpoint.embeddings import EmbeddingJob, EmbeddingsRequest
 from swiftchat.chat.endpoint.errors import ApiError, api_error
 from swiftchat.chat.endpoint.generation import complete, respond
+from swiftchat.chat.endpoint.message_choice import MessageResponse
+from swiftchat.chat.endpoint.message_request import CountRequest, MessageRequest
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
+from swiftchat.chat.endpoint.response_choice import ItemsResponse
+from swiftchat.chat.endpoint.response_request import ResponseRequest
+from swiftchat.chat.endpoint.response_store import StoredResponses, item_page
 from swiftchat.chat.endpoint.served_models import ServedModels
 from swiftchat.chat.endpoint.token import RequireLocal, RequireToken
+from swiftchat.chat.endpoint.translated_request import TranslatedRequest
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
 
@@ -40,7 +51,16 @@ class EngineRequest(BaseModel):
     model: str
 
 
-Body = TypeVar("Body", ChatCompletionRequest, CompletionRequest, EmbeddingsRequest, EngineRequest)
+Body = TypeVar(
+    "Body",
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponseRequest,
+    MessageRequest,
+    CountRequest,
+    EmbeddingsRequest,
+    EngineRequest,
+)
 
 
 class Api:
@@ -49,6 +69,7 @@ class Api:
     def __init__(self, models: ServedModels) -> None:
         self._models = models
         self._answers = Answers()
+        self._stored = StoredResponses()
         self._created = int(time.time())
         self._has_noted_effort = False
 
@@ -66,7 +87,7 @@ class Api:
         pages = Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
         routes = [
@@ -75,6 +96,15 @@ class Api:
             Route("/v1/models/{name:path}", _reporting_errors(self.model)),
             self._route("/v1/chat/completions", ChatCompletionRequest, self.chat_completion),
             self._route("/v1/completions", CompletionRequest, self.completion),
+            self._route("/v1/responses", ResponseRequest, self.response),
+            self._route("/v1/responses/input_tokens", ResponseRequest, self.response_tokens),
+            Route("/v1/responses/{id}", _reporting_errors(self.stored_response)),
+            Route(
+                "/v1/responses/{id}", _reporting_errors(self.forget_response), methods=["DELETE"]
+            ),
+            Route("/v1/responses/{id}/input_items", _reporting_errors(self.input_items)),
+            self._route("/v1/messages", MessageRequest, self.message),
+            self._route("/v1/messages/count_tokens", CountRequest, self.message_tokens),
             self._route("/v1/embeddings", EmbeddingsRequest, self.embeddings),
             self._route("/v1/engines", EngineRequest, self.engine),
         ]
@@ -96,10 +126,7 @@ class Api:
     async def chat_completion(
         self, request: Request, chat_model: ChatModel, body: ChatCompletionRequest
     ) -> Response:
-        if body.effort is not None:
-            self._note_ignored_effort(chat_model)
-        start, response = chat_answers(chat_model, body), chat_response(chat_model, body)
-        return await respond(request, self._answers, start, response, body)
+        return await self._chat(request, chat_model, body, chat_response(chat_model, body))
 
     async def completion(
         self, request: Request, chat_model: ChatModel, body: CompletionRequest
@@ -107,6 +134,48 @@ class Api:
         start = completion_answers(chat_model, body)
         response = completion_response(chat_model, body)
         return await respond(request, self._answers, start, response, body)
+
+    async def response(
+        self, request: Request, chat_model: ChatModel, body: ResponseRequest
+    ) -> Response:
+        body.resolve(self._stored)
+        chat = body.chat_request()
+        name, tokenizer = chat.full_name(chat_model), chat_model.tokenizer
+        response = ItemsResponse(name, tokenizer, body, self._stored)
+        with body.errors():
+            return await self._chat(request, chat_model, chat, response)
+
+    async def response_tokens(
+        self, request: Request, chat_model: ChatModel, body: ResponseRequest
+    ) -> Response:
+        body.resolve(self._stored)
+        number = await self._num_tokens(chat_model, body)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
+
+    async def stored_response(self, request: Request) -> Response:
+        return JSONResponse(self._stored.get(request.path_params["id"]).response)
+
+    async def forget_response(self, request: Request) -> Response:
+        response_id = request.path_params["id"]
+        self._stored.remove(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        items = self._stored.get(request.path_params["id"]).input
+        return JSONResponse(item_page(items, request.query_params))
+
+    async def message(
+        self, request: Request, chat_model: ChatModel, body: MessageRequest
+    ) -> Response:
+        chat = body.chat_request()
+        response = MessageResponse(chat.full_name(chat_model), body)
+        with body.errors():
+            return await self._chat(request, chat_model, chat, response)
+
+    async def message_tokens(
+        self, request: Request, chat_model: ChatModel, body: CountRequest
+    ) -> Response:
+        return JSONResponse({"input_tokens": await self._num_tokens(chat_model, body)})
 
     async def embeddings(
         self, request: Request, chat_model: ChatModel, body: EmbeddingsRequest
@@ -144,6 +213,24 @@ class Api:
             return _ResponseWithModel(response, stack)
 
         return Route(path, _reporting_errors(handle), methods=["POST"])
+
+    async def _chat(
+        self,
+        request: Request,
+        chat_model: ChatModel,
+        body: ChatCompletionRequest,
+        response: ApiResponse,
+    ) -> Response:
+        if body.effort is not None:
+            self._note_ignored_effort(chat_model)
+        start = chat_answers(chat_model, body)
+        return await respond(request, self._answers, start, response, body)
+
+    async def _num_tokens(self, chat_model: ChatModel, body: TranslatedRequest) -> int:
+        chat = body.chat_request()
+        with body.errors():
+            count = num_prompt_tokens(chat_model, chat)
+        return await self._answers.encoded(count)
 
     def _note_ignored_effort(self, chat_model: ChatModel) -> None:
         """Say once if efforts have no effect: many clients send one with every request."""
@@ -185,10 +272,11 @@ def _reporting_errors(handler: Handler) -> Handler:
 
 
 async def _report_error(request: Request, error: Exception) -> Response:
-    return api_error(error, request.url.path).response()
+    path = request.url.path
+    return api_error(error, path).response(path)
 
 
 async def _report_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path:.200}"
-    return ApiError(error.status_code, message).response()
+    return ApiError(error.status_code, message).response(request.url.path)

@@ -36,11 +36,23 @@ def parsed_body(content: bytes, kind: type[Body]) -> Body:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        if first["type"] == "json_invalid":
-            raise ApiError(400, f"the body is not valid JSON: {first['msg']}") from error
-        param = ".".join(map(str, first["loc"]))
-        raise ApiError(400, f"{param}: {first['msg']}", "invalid_value", param) from error
+        raise _wrong_field(error) from error
+
+
+def validated(kind: type[Body], value: object, place: str = "") -> Body:
+    """Check a parsed value, which is at `place` in a body; raises `ApiError`."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _wrong_field(error, place) from error
+
+
+def _wrong_field(error: ValidationError, place: str = "") -> ApiError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['msg']}")
+    param = ".".join(filter(None, (place, *map(str, first["loc"]))))
+    return ApiError(400, f"{param}: {first['msg']}", "invalid_value", param)
 
 
 def _check_size(num_bytes: int) -> None:

@@ -1,10 +1,10 @@
 """`POST /v1/chat/completions`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from swiftchat.chat.endpoint.choice import Choice, Response
+from swiftchat.chat.endpoint.choice import Choice, CompletionResponse
 from swiftchat.chat.endpoint.logprobs import ChatLogprobs
 from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
@@ -14,8 +14,10 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
+from swiftchat.chat.model.output_format import Encode, OutputFormat
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.tools.call_stream import CallDelta, CallText
+from swiftchat.chat.tools.offer import Offer
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.tokenizer import Tokenizer
 
@@ -43,11 +45,8 @@ def answers_with(
     tuning = body.tuning(chat_model)
 
     def start() -> AnswerGroup:
-        variables = _template_variables(chat_model, body)
-        encode = chat_model.prompts.encoder(None, begun, offer.tools, variables)
         output_format = answer_format(body, offer, chat_model)
-        if output_format is not None:
-            encode = output_format.instructed(encode)
+        encode = _encoder(chat_model, body, offer, begun, output_format)
         return chat_model.start_answers(
             message_versions(messages),
             encode,
@@ -63,15 +62,38 @@ def answers_with(
     return start
 
 
-def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> dict[str, Any]:
+def num_prompt_tokens(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], int]:
+    """Check a request and return the function that counts the tokens of its prompt."""
+    messages, offer = template_messages(body.messages), offered(body)
+    begun = messages.pop() if body.continues else None
+
+    def count() -> int:
+        if offer.tools:
+            chat_model.prompts.require_tools()
+        output_format = answer_format(body, offer, chat_model)
+        return len(_encoder(chat_model, body, offer, begun, output_format)(messages))
+
+    return count
+
+
+def _encoder(
+    chat_model: ChatModel,
+    body: ChatCompletionRequest,
+    offer: Offer,
+    begun: Mapping[str, Any] | None,
+    output_format: OutputFormat | None,
+) -> Encode:
+    """Return the function that encodes the messages of a request before the one that is begun."""
     effort = body.effort
     variables = {} if effort is None else chat_model.prompts.effort_variables(effort)
-    return {**variables, **(body.chat_template_kwargs or {})}
+    variables = {**variables, **(body.chat_template_kwargs or {})}
+    encode = chat_model.prompts.encoder(None, begun, offer.tools, variables)
+    return encode if output_format is None else output_format.instructed(encode)
 
 
-def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> Response:
+def chat_response(chat_model: ChatModel, body: ChatCompletionRequest) -> CompletionResponse:
     """Return the response of a chat completion."""
-    return Response(
+    return CompletionResponse(
         *(body.full_name(chat_model), "chatcmpl", "chat.completion", "chat.completion.chunk"),
         lambda index, answer: ChatChoice(index, answer, chat_model.tokenizer),
         body.includes_usage,
@@ -89,19 +111,18 @@ class ChatChoice(Choice):
     def finish_reason(self) -> str | None:
         return "tool_calls" if self.answer.tool_calls else super().finish_reason
 
-    def begin(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant", "content": ""}, None)
+    def begin(self) -> Iterator[dict[str, Any]]:
+        yield self._chunk({"role": "assistant", "content": ""}, None)
 
-    def push(self, piece: str) -> dict[str, Any] | None:
+    def push(self, piece: str) -> Iterator[dict[str, Any]]:
         if isinstance(piece, CallDelta):
-            return self._chunk({"tool_calls": [_call_delta(piece)]}, self._logprobs.next())
-        if not piece or isinstance(piece, CallText):  # the client has that in pieces of a call
-            return None
-        name = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
-        return self._chunk({name: piece}, self._logprobs.next())
+            yield self._chunk({"tool_calls": [_call_delta(piece)]}, self._logprobs.next())
+        elif piece and not isinstance(piece, CallText):  # which the client has in pieces of a call
+            name = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
+            yield self._chunk({name: piece}, self._logprobs.next())
 
-    def end(self) -> dict[str, Any]:
-        return self._chunk({}, self._logprobs.next(), self.finish_reason)
+    def end(self) -> Iterator[dict[str, Any]]:
+        yield self._chunk({}, self._logprobs.next(), self.finish_reason)
 
     def whole(self) -> dict[str, Any]:
         answer = self.answer

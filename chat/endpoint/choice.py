@@ -1,33 +1,35 @@
-"""The answers to one request as JSON objects, in the format of one kind of completion."""
+"""The answers to one request as JSON objects and events, and those of OpenAI's completions."""
 
+import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.model.answer import Answer
 
 
 class Choice(ABC):
     """One answer of a response: a view that its pieces stream into, and the whole.
 
-    `begin`, `push` and `end` return the next object of the stream, None without one.
+    `begin`, `push` and `end` yield the next objects of the stream.
     """
 
     def __init__(self, index: int, answer: Answer) -> None:
         self.index, self.answer = index, answer
 
     @abstractmethod
-    def begin(self) -> dict[str, Any] | None: ...
+    def begin(self) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def push(self, piece: str) -> dict[str, Any] | None: ...
+    def push(self, piece: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def end(self) -> dict[str, Any]:
-        """Return the object with the reason of the end and what is left to report."""
+    def end(self) -> Iterator[dict[str, Any]]:
+        """Yield the object with the reason of the end, and what is left to report."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -40,11 +42,42 @@ class Choice(ABC):
         return "length" if reason == "loop" else reason
 
 
-@dataclass
-class Response:
-    """The objects around the choices of one response.
+class Response(ABC):
+    """What is around the choices of one response, as a whole or as a stream of events.
 
-    `kind` names that of whole answers, `chunk_kind` those of a stream; `id` begins with `prefix`.
+    `heartbeat` fills a silence of the stream, and `done` ends it, also after an error.
+    """
+
+    heartbeat = b": the answer is being computed\n\n"
+    done = b""
+
+    @abstractmethod
+    def choice(self, index: int, answer: Answer) -> Choice:
+        """Return the view of one of the answers."""
+
+    @abstractmethod
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return the object of all answers, which have ended."""
+
+    @abstractmethod
+    def event(self, value: dict[str, Any]) -> bytes:
+        """Return the event of an object that a choice has yielded."""
+
+    def last_events(self, choices: Sequence[Choice]) -> Iterator[bytes]:
+        """Yield what follows the answers, which have ended."""
+        yield from ()
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event that tells an error after the first one."""
+
+
+@dataclass
+class CompletionResponse(Response):
+    """The response of a completion, with or without a chat.
+
+    `kind` names the object of whole answers, `chunk_kind` those of a stream; `id` begins with
+    `prefix`.
     """
 
     model: str
@@ -55,27 +88,39 @@ class Response:
     includes_usage: bool
     _common: dict[str, Any] = field(init=False)
 
+    done = b"data: [DONE]\n\n"
+
     def __post_init__(self) -> None:
         id_ = f"{self.prefix}-{uuid.uuid4().hex}"
         self._common = {"id": id_, "created": int(time.time()), "model": self.model}
 
+    def choice(self, index: int, answer: Answer) -> Choice:
+        return self.make_choice(index, answer)
+
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the object of all answers, which have ended."""
         whole = [choice.whole() for choice in choices]
         numbers = usage([choice.answer for choice in choices])
         return {**self._common, "object": self.kind, "choices": whole, "usage": numbers}
 
-    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return an object of a stream."""
-        chunk = {**self._common, "object": self.chunk_kind, "choices": [choice]}
-        return {**chunk, "usage": None} if self.includes_usage else chunk
+    def event(self, value: dict[str, Any]) -> bytes:
+        chunk = {**self._common, "object": self.chunk_kind, "choices": [value]}
+        return event_bytes({**chunk, "usage": None} if self.includes_usage else chunk)
 
-    def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
-        """Return the object with the numbers of tokens, None if it was not requested."""
-        if not self.includes_usage:
-            return None
-        numbers = usage([choice.answer for choice in choices])
-        return {**self._common, "object": self.chunk_kind, "choices": [], "usage": numbers}
+    def last_events(self, choices: Sequence[Choice]) -> Iterator[bytes]:
+        """Yield the numbers of tokens, if they were requested."""
+        if self.includes_usage:
+            numbers = usage([choice.answer for choice in choices])
+            chunk = {**self._common, "object": self.chunk_kind, "choices": [], "usage": numbers}
+            yield event_bytes(chunk)
+
+    def failed(self, error: ApiError) -> bytes:
+        return event_bytes(error.body)
+
+
+def event_bytes(value: dict[str, Any], name: str | None = None) -> bytes:
+    """Return a server-sent event with a JSON object, and its name if it has one."""
+    data = f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return (data if name is None else f"event: {name}\n{data}").encode()
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:

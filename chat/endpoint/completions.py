@@ -1,9 +1,9 @@
 """`POST /v1/completions`: continue a text without a chat template."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from swiftchat.chat.endpoint.choice import Choice, Response
+from swiftchat.chat.endpoint.choice import Choice, CompletionResponse
 from swiftchat.chat.endpoint.logprobs import CompletionLogprobs
 from swiftchat.chat.endpoint.requests import CompletionRequest
 from swiftchat.chat.model.answer import Answer
@@ -25,7 +25,7 @@ def completion_answers(chat_model: ChatModel, body: CompletionRequest) -> Callab
     )
 
 
-def completion_response(chat_model: ChatModel, body: CompletionRequest) -> Response:
+def completion_response(chat_model: ChatModel, body: CompletionRequest) -> CompletionResponse:
     """Return the response of a completion."""
     prompts, tokenizer = body.prompts, chat_model.tokenizer
 
@@ -34,7 +34,7 @@ def completion_response(chat_model: ChatModel, body: CompletionRequest) -> Respo
         prompt = prompts[index // body.num_samples] if body.echo else ""
         return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=True)
 
-    return Response(
+    return CompletionResponse(
         *(body.full_name(chat_model), "cmpl", "text_completion", "text_completion"),
         lambda index, answer: CompletionChoice(index, answer, tokenizer, echoed(index)),
         body.includes_usage,
@@ -49,14 +49,16 @@ class CompletionChoice(Choice):
         self._echo = echo
         self._logprobs = CompletionLogprobs(answer, tokenizer)
 
-    def begin(self) -> dict[str, Any] | None:
-        return self._object(self._echo, None) if self._echo else None
+    def begin(self) -> Iterator[dict[str, Any]]:
+        if self._echo:
+            yield self._object(self._echo, None)
 
-    def push(self, piece: str) -> dict[str, Any] | None:
-        return self._object(piece, None) if piece else None
+    def push(self, piece: str) -> Iterator[dict[str, Any]]:
+        if piece:
+            yield self._object(piece, None)
 
-    def end(self) -> dict[str, Any]:
-        return self._object("", self.finish_reason)
+    def end(self) -> Iterator[dict[str, Any]]:
+        yield self._object("", self.finish_reason)
 
     def whole(self) -> dict[str, Any]:
         return self._object(self._echo + self.answer.text, self.finish_reason)

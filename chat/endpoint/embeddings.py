@@ -10,7 +10,7 @@ from pydantic import Field
 
 from swiftchat.chat.endpoint.answers import Answers, Post, posted
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.fields import check_others
+from swiftchat.chat.endpoint.fields import OTHER_FIELDS
 from swiftchat.chat.endpoint.requests import ModelRequest, refuse, texts_or_ids
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.engine.api.embed import check_prompts, embed, normalized
@@ -32,7 +32,7 @@ class EmbeddingsRequest(ModelRequest):
 
         Also for fields that may change the embeddings.
         """
-        check_others(self.model_extra or {})
+        OTHER_FIELDS.check(self.model_extra or {})
         found = texts_or_ids(self.input, "input")
         if not 1 <= len(found) <= _MAX_INPUTS:
             raise ApiError(400, f"input: between 1 and {_MAX_INPUTS} texts", None, "input")

@@ -6,6 +6,7 @@ these tables.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from swiftchat.chat.endpoint.errors import ApiError
@@ -102,22 +103,37 @@ CHAT_ONLY = (
 )
 
 
-def check_others(given: Mapping[str, Any], chat_only: Collection[str] = ()) -> None:
-    """Raise `ApiError` for fields that the request does not have and that may change the answer.
+@dataclass(frozen=True)
+class FieldTable:
+    """Fields of requests besides those that are honored; any other one is refused too.
 
-    `chat_only` are fields that another kind of request has.
+    Those of `refused` would change the answer, unless they have a value of `defaults`; those of
+    `without_effect` do not. `elsewhere` are fields of chat completions only.
     """
-    for name, value in given.items():
-        # 0 is not False here.
-        is_default = any(
-            type(value) is type(other) and value == other for other in DEFAULTS.get(name, ())
-        )
-        if value is None or is_default or name in WITHOUT_EFFECT:
-            continue
-        if name in chat_only:
-            reason = f"{name:.80} is a field of /v1/chat/completions"
-        elif name in REFUSED:
-            reason = f"{name} is not supported: {REFUSED[name]}"
-        else:
-            reason = f"{name:.80} is no field of this request"
-        raise ApiError(400, reason, "unsupported_value", name[:80])
+
+    refused: Mapping[str, str]
+    defaults: Mapping[str, tuple[Any, ...]]
+    without_effect: Collection[str]
+    elsewhere: Collection[str] = ()
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise `ApiError` for fields that may change the answer and are not honored."""
+        for name, value in given.items():
+            # 0 is not False here.
+            is_default = any(
+                type(value) is type(other) and value == other
+                for other in self.defaults.get(name, ())
+            )
+            if value is None or is_default or name in self.without_effect:
+                continue
+            if name in self.elsewhere:
+                reason = f"{name:.80} is a field of /v1/chat/completions"
+            elif name in self.refused:
+                reason = f"{name} is not supported: {self.refused[name]}"
+            else:
+                reason = f"{name:.80} is no field of this request"
+            raise ApiError(400, reason, "unsupported_value", name[:80])
+
+
+OTHER_FIELDS = FieldTable(REFUSED, DEFAULTS, WITHOUT_EFFECT)
+COMPLETION_FIELDS = FieldTable(REFUSED, DEFAULTS, WITHOUT_EFFECT, CHAT_ONLY)

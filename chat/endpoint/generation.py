@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,8 +17,7 @@ from swiftchat.chat.endpoint.errors import ApiError, api_error
 from swiftchat.chat.endpoint.requests import GenerationRequest
 from swiftchat.chat.model.answer_group import AnswerGroup
 
-HEARTBEAT_S = 10.0  # without an event, after which a comment shows that the stream lives
-_HEARTBEAT = b": the answer is being computed\n\n"
+HEARTBEAT_S = 10.0  # without an event, after which a heartbeat shows that the stream lives
 
 T = TypeVar("T")
 
@@ -115,12 +113,13 @@ async def _events(group: AnswerGroup, response: Response, path: str) -> AsyncGen
         while new := _next_choices(group, response, choices):
             streams = [partial(_stream, choice, response) for choice in new]
             async for event in posted(streams, HEARTBEAT_S):
-                yield event or _HEARTBEAT
-        if last := response.usage_chunk(choices):
-            yield _event(last)
+                yield event or response.heartbeat
+        for event in response.last_events(choices):
+            yield event
     except Exception as error:  # noqa: BLE001  (no error cuts the stream)
-        yield _event(api_error(error, path).body)
-    yield b"data: [DONE]\n\n"
+        yield response.failed(api_error(error, path))
+    if response.done:
+        yield response.done
 
 
 def _next_choices(group: AnswerGroup, response: Response, choices: list[Choice]) -> list[Choice]:
@@ -129,7 +128,7 @@ def _next_choices(group: AnswerGroup, response: Response, choices: list[Choice])
     First those that were started, then the further beams of a search that has ended.
     """
     found = list(group)[len(choices) :] if choices else group.started
-    new = [response.make_choice(len(choices) + i, answer) for i, answer in enumerate(found)]
+    new = [response.choice(len(choices) + i, answer) for i, answer in enumerate(found)]
     choices += new
     return new
 
@@ -137,15 +136,11 @@ def _next_choices(group: AnswerGroup, response: Response, choices: list[Choice])
 def _stream(choice: Choice, response: Response, post: Post[bytes]) -> None:
     """Post the events of an answer as it comes."""
 
-    def send(found: dict[str, Any] | None) -> None:
-        if found is not None:
-            post(_event(response.chunk(found)))
+    def send(found: Iterator[dict[str, Any]]) -> None:
+        for value in found:
+            post(response.event(value))
 
     send(choice.begin())
     for piece in choice.answer:
         send(choice.push(piece))
     send(choice.end())
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()

@@ -17,15 +17,15 @@ class Logprobs(ABC):
 
     def __init__(self, answer: Answer, tokenizer: Tokenizer) -> None:
         self._answer, self._tokenizer = answer, tokenizer
-        self._num_reported = 0
+        self.num_reported = 0
 
     def next(self) -> dict[str, Any] | None:
         """Return those of the tokens since the last call; None if they were not requested."""
         answer = self._answer
         if answer.params.logprobs is None:
             return None
-        new = slice(self._num_reported, answer.num_tokens)
-        self._num_reported = answer.num_tokens
+        new = slice(self.num_reported, answer.num_tokens)
+        self.num_reported = answer.num_tokens
         return self._object(list(zip(answer.ids[new], answer.logprobs[new], strict=True)))
 
     @abstractmethod

@@ -6,13 +6,13 @@ Fields of other servers are in `fields.py`.
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from swiftchat.chat.endpoint.answer_formats import FORMATS, wanted_format
 from swiftchat.chat.endpoint.errors import ApiError
-from swiftchat.chat.endpoint.fields import CHAT_ONLY, check_others
+from swiftchat.chat.endpoint.fields import COMPLETION_FIELDS, OTHER_FIELDS, FieldTable
 from swiftchat.chat.endpoint.served_models import named_adapter
 from swiftchat.chat.history.tool_call import is_shallow
 from swiftchat.chat.model.chat_model import ChatModel
@@ -47,6 +47,13 @@ _SAMPLING = {
     if found.is_sampled and found.name != "logprobs"
     for name in (found.name, *found.aliases)
 } | {"max_completion_tokens": PARAMETERS["max_tokens"]}
+
+
+# The fields of requests that are parameters of an answer, but for its length.
+PARAMETER_FIELDS = frozenset(
+    {name for name, found in _SAMPLING.items() if found.name != "max_tokens"}
+    | {*_TEXTS, "early_stopping", "logit_bias", "stop_token_ids", "chat_template_kwargs", "lora"}
+)
 
 
 class _Fields(BaseModel):
@@ -131,6 +138,8 @@ class GenerationRequest(_SamplingFields):
     Also all of `_SAMPLING`, `_TEXTS` and `FORMATS`.
     """
 
+    TABLE: ClassVar[FieldTable]
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
@@ -212,8 +221,7 @@ class GenerationRequest(_SamplingFields):
 
     def check(self) -> None:
         """Raise `ApiError` for fields that would change the answer and are not supported."""
-        is_chat = isinstance(self, ChatCompletionRequest)
-        check_others(self.model_extra or {}, () if is_chat else CHAT_ONLY)
+        self.TABLE.check(self.model_extra or {})
         if self.beams is None:
             for name in BEAM_PARAMETERS:
                 is_given = getattr(self, name) is not None
@@ -262,6 +270,8 @@ class ReasoningOptions(_Fields):
 
 
 class ChatCompletionRequest(GenerationRequest):
+    TABLE = OTHER_FIELDS
+
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -321,6 +331,8 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
+    TABLE = COMPLETION_FIELDS
+
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None

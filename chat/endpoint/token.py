@@ -1,4 +1,4 @@
-"""Who may use the API: clients with the bearer token, or without one those of this machine."""
+"""Who may use the API: clients with the token, or without one those of this machine."""
 
 import ipaddress
 import re
@@ -74,14 +74,18 @@ class RequireToken:
         is_open = scope["type"] != "http" or scope["path"] in _OPEN_PATHS
         if not (is_open or self._is_authorized(Headers(scope=scope))):
             error = ApiError(401, "the bearer token is missing or wrong", "invalid_api_key")
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _is_authorized(self, headers: Headers) -> bool:
+        """Return whether the token is there, as that of a bearer or as a key of Anthropic's API."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        sent = token.strip().encode("latin-1", "replace")
-        return scheme.lower() == "bearer" and secrets.compare_digest(sent, self._expected)
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        return any(
+            secrets.compare_digest(sent.encode("latin-1", "replace"), self._expected)
+            for sent in (bearer, headers.get("x-api-key", ""))
+        )
 
 
 class RequireLocal:
@@ -104,7 +108,8 @@ class RequireLocal:
         else:
             await self._app(scope, receive, send)
             return
-        await ApiError(403, text, "forbidden").response()(scope, receive, send)
+        forbidden = ApiError(403, text, "forbidden").response(scope.get("path", ""))
+        await forbidden(scope, receive, send)
 
 
 def _is_loopback(host: str) -> bool:

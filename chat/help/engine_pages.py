@@ -83,8 +83,9 @@ engine options instead of loading the model.
 
 In the configuration file, keep_alive = "10m" is for all chats.
 
-Clients of OpenAI's HTTP API can use models too: every installed one, loaded
-when it is first asked for, or the one that is named.
+Clients of OpenAI's HTTP API (completions and responses) and of Anthropic's
+(messages) can use models too: every installed one, loaded when it is first
+asked for, or the one that is named.
 
   pip install 'swiftchat[serve]'
   swiftchat serve --openai 127.0.0.1:8080

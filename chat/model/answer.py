@@ -220,6 +220,11 @@ class Answer:
         return "max_tokens" if limit is not None and counted >= limit else "context"
 
     @property
+    def stop_text(self) -> str | None:
+        """The text of `stops` that ended the answer."""
+        return self._stops.found
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Decode speed after the first token, None for fewer than two tokens.
 

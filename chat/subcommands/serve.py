@@ -78,10 +78,10 @@ def serve(
     With -d the engine stays in the background until swiftchat stop, as chats leave it with
     --keep-alive. With --keep-alive it ends when it is not used for this time.
 
-    With --openai, HTTP clients of OpenAI's API can use the model too. They must send the token
-    that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN, unless --no-auth
-    lets all programs on this machine use it. Without MODEL
-    they can use every installed model, which is loaded when it is first asked for.
+    With --openai, HTTP clients of OpenAI's and Anthropic's APIs can use the model too. They must
+    send the token that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN,
+    unless --no-auth lets all programs on this machine use it. Without MODEL they can use every
+    installed model, which is loaded when it is first asked for.
     """
     from swiftchat.chat.model.draft import with_draft
     from swiftchat.chat.model.find import find_model

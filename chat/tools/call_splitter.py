@@ -24,12 +24,12 @@ _UNFINISHED = re.compile(
     r"\[(?:T[A-Z_]{0,9}(?:\]\s{0,32})?)?)$"
 )
 # The beginning of a call without marks: as far as it is undecided, and with a first key of a call.
-_UNDECIDED = re.compile(r'\s*(?:\[\s*)?(?:\{\s*(?:"[^"\\]{0,20}(?:"\s*)?)?)?')
+_UNDECIDED = re.compile(r'\s*(?:\[\s*)?(?:\{\s*(?:\{\s*)?(?:"[^"\\]{0,20}(?:"\s*)?)?)?')
 _FIRST_KEY = re.compile(
-    r'\s*(?:\[\s*)?\{\s*"'
+    r'\s*(?:\[\s*)?(?:\{\s*){1,2}"'
     r'(?:name|tool_name|arguments|parameters|args|function|type|id|tool_call_id)"\s*:'
 )
-_FIRST_NAME = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:name|tool_name)"\s*:\s*"([^"\\]*)"')
+_FIRST_NAME = re.compile(r'\s*(?:\[\s*)?(?:\{\s*){1,2}"(?:name|tool_name)"\s*:\s*"([^"\\]*)"')
 # Where the text of a call turns out to be JSON, after a name perhaps.
 _JSON = re.compile(r'\s*(?:<function=)?[^<"\[{]*(?:\[ARGS\]\s*)?[\[{]\s*["\[{\]}]')
 _STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)

@@ -13,7 +13,7 @@ _NAME = r'(?P<name>[^\s<>{}\[\]"\\]{1,128})'
 _HEADS = [
     re.compile(pattern)
     for pattern in (
-        r'\{\s*(?:"(?:id|type|tool_call_id)"\s*:\s*"[^"\\]{0,80}"\s*,\s*)*'
+        r'(?:\{\s*){1,2}(?:"(?:id|type|tool_call_id)"\s*:\s*"[^"\\]{0,80}"\s*,\s*)*'
         rf'(?:"function"\s*:\s*\{{\s*)?"(?:name|tool_name)"\s*:\s*"{_NAME}"\s*,\s*'
         r'"(?:arguments|parameters|args)"\s*:\s*(?=\{)',
         rf"(?:\[TOOL_CALLS\])?\s*{_NAME}(?:\[CALL_ID\][^\[\]]{{0,80}})?\[ARGS\]\s*(?=\{{)",

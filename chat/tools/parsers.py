@@ -22,6 +22,7 @@ _INVOKE = re.compile(r'<([^<>\s"/]{0,24})invoke name="')
 _FUNCTION = "<function="
 _MAX_DEPTH = 64
 _GEMMA_QUOTE = '<|"|>'
+_DOUBLED = re.compile(r"\{\s*(?=\{)")
 _SEPARATORS = " \t\r\n;,"
 _MAX_EXPRESSION_CHARACTERS = 65_536
 
@@ -381,12 +382,21 @@ def _entries(text: str) -> list[Any]:
 
 
 def _json_values(text: str) -> list[Any]:
-    """Return the JSON values in a text, [] if there is anything else in it."""
+    """Return the JSON values in a text, [] if there is anything else in it.
+
+    An object may have two braces at each end: so does the example in some chat templates.
+    """
     decoder = json.JSONDecoder(strict=False)  # models write line ends inside strings
     values, at = [], 0
     try:
         while (at := _skip(text, at)) < len(text):
-            value, at = decoder.raw_decode(text, at)
+            is_doubled = _DOUBLED.match(text, at)
+            value, at = decoder.raw_decode(text, is_doubled.end() if is_doubled else at)
+            if is_doubled:
+                at = _skip(text, at)
+                if text[at : at + 1] != "}":
+                    return []
+                at += 1
             values.append(value)
     except (ValueError, RecursionError):
         return []

@@ -7,8 +7,8 @@ class StopMatcher:
     """Releases text up to the first stop string; holds back a possible beginning of one.
 
     The match that ends first wins; of those with the same end, the longest. The released text
-    does not depend on how the input was split. After a match `stopped` is true and nothing more
-    is released.
+    does not depend on how the input was split. After a match `found` is the stop string and nothing
+    more is released.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -18,7 +18,11 @@ class StopMatcher:
             raise ValueError("a stop string is empty")
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Add text and return the part that cannot belong to a stop string any more."""
@@ -27,9 +31,9 @@ class StopMatcher:
         text = self._held + text
         matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if matches:
-            self.stopped = True
-            self._held = ""
-            return text[: min(matches)[1]]
+            end, start = min(matches)
+            self.found, self._held = text[start:end], ""
+            return text[:start]
         keep = self._unfinished(text)
         self._held = text[keep:]
         return text[:keep]

@@ -78,7 +78,7 @@ class ApiRequest:
     def record(self, group: AnswerGroup) -> dict[str, Any]:
         """Return OpenAI's line for answers that have ended."""
         response = self._respond(self._chat_model, self._body)
-        choices = [response.make_choice(i, answer) for i, answer in enumerate(group)]
+        choices = [response.choice(i, answer) for i, answer in enumerate(group)]
         return _record(self._line, 200, response.whole(choices), None)
 
 

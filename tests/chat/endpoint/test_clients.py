@@ -1,4 +1,4 @@
-"""The HTTP API with two real clients: the `openai` package and `llm`."""
+"""The HTTP API with real clients: the packages `openai` and `anthropic`, and `llm`."""
 
 import json
 import os
@@ -167,6 +167,55 @@ def test_sampling_parameters(client: openai.OpenAI) -> None:
     assert stopped.choices[0].finish_reason == "stop"
     assert stopped.choices[0].message.content == text[: text.index(text[5:8])]
     assert complete(client, max_tokens=None, max_completion_tokens=3).usage.completion_tokens == 3
+
+
+def test_responses_equal_chats_and_go_on(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
+    chat = complete(client)
+    whole = client.responses.create(input="hello", **options)
+    assert whole.output_text.strip() == chat.choices[0].message.content.strip()
+    assert whole.status == "incomplete" and whole.usage is not None
+    assert whole.usage.input_tokens == chat.usage.prompt_tokens
+    with client.responses.stream(input="hello", **options) as stream:
+        events: list[Any] = list(stream)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert events[-1].type == "response.incomplete"
+    assert "".join(deltas) == events[-1].response.output_text == whole.output_text
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    second = client.responses.create(input="more", previous_response_id=whole.id, **options)
+    answer = {"role": "assistant", "content": whole.output_text}
+    messages = [*HELLO, answer, {"role": "user", "content": "more"}]
+    assert second.output_text.strip() == (
+        complete(client, messages=messages).choices[0].message.content.strip()
+    )
+    assert len(client.responses.input_items.list(second.id).data) == 3
+    client.responses.delete(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(whole.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(input="more", previous_response_id=whole.id, **options)
+    assert caught.value.param == "previous_response_id"
+
+
+def test_messages_equal_chats(client: openai.OpenAI) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    url = str(client.base_url).removesuffix("/v1/")
+    theirs = anthropic.Anthropic(base_url=url, api_key=TOKEN, max_retries=0)
+    options: dict[str, Any] = {"model": "tiny", "messages": HELLO}
+    chat, greedy = complete(client), {"extra_body": {"temperature": 0}}
+    whole = theirs.messages.create(max_tokens=12, **options, **greedy)
+    assert whole.content[0].text.strip() == chat.choices[0].message.content.strip()
+    assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 12
+    with theirs.messages.stream(max_tokens=12, **options, **greedy) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert final.usage.output_tokens == 12
+    assert theirs.messages.count_tokens(**options).input_tokens == chat.usage.prompt_tokens
+    with pytest.raises(anthropic.AuthenticationError):
+        theirs.with_options(api_key="wrong").messages.create(max_tokens=12, **options)
+    with pytest.raises(anthropic.NotFoundError):
+        theirs.messages.create(max_tokens=12, **options | {"model": "other"})
 
 
 @contextmanager

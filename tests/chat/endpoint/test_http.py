@@ -43,21 +43,33 @@ class Served:
         self.engine, self.port = engine, port
 
     def request(
-        self, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        method: str | None = None,
     ) -> tuple[int, Any]:
         """Send a request; returns the status and the parsed body, or a stream's events."""
+        status, kind, text = self._answer(path, body, headers, method)
+        if kind.startswith("text/event-stream"):
+            return status, parsed_events(text, has_names="completions" not in path)
+        return status, json.loads(text)
+
+    def text(self, path: str, body: Any) -> str:
+        """Send a request and return the text of its response."""
+        return self._answer(path, body, None, None)[2]
+
+    def _answer(
+        self, path: str, body: Any, headers: dict[str, str] | None, method: str | None
+    ) -> tuple[int, str, str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=END_S)
         content = body if isinstance(body, bytes | None) else json.dumps(body)
         headers = {"Authorization": f"Bearer {TOKEN}"} if headers is None else headers
-        connection.request("GET" if body is None else "POST", path, content, headers)
+        connection.request(method or ("GET" if body is None else "POST"), path, content, headers)
         response = connection.getresponse()
         text = response.read().decode()
         connection.close()
-        if response.headers["content-type"].startswith("text/event-stream"):
-            *events, done, end = text.split("\n\n")
-            assert (done, end) == ("data: [DONE]", "")
-            return response.status, [json.loads(event.removeprefix("data: ")) for event in events]
-        return response.status, json.loads(text)
+        return response.status, response.headers["content-type"], text
 
     def chat(self, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
         return self.chat_of("model", *messages, **options)
@@ -65,6 +77,26 @@ class Served:
     def chat_of(self, model: str, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
         sent = list(messages) or [{"role": "user", "content": "hello"}]
         return self.request("/v1/chat/completions", {"model": model, "messages": sent, **options})
+
+
+def answering(served: Served, *answers: Any) -> None:
+    """Let the next answers of the engine be these, each a text or as in `FakeEngine`."""
+    found = [{"text": answer} if isinstance(answer, str) else answer for answer in answers]
+    served.engine.answers[:0] = found
+
+
+def parsed_events(text: str, has_names: bool) -> list[Any]:
+    """Return the objects of a stream: OpenAI's chunks, or events that are named by their types."""
+    *events, end = text.split("\n\n")
+    assert end == ""
+    if not has_names:
+        assert events.pop() == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+    found = []
+    for name, data in (event.split("\n") for event in events if not event.startswith(":")):
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
 
 
 @contextmanager
@@ -111,7 +143,8 @@ def served(folder: Path) -> Iterator[Served]:
         {"Authorization": f"Bearer {TOKEN} x"},
         {"Authorization": "Bearer "},
         {"Authorization": "Bearer \xe9"},
-        {"X-Api-Key": TOKEN},
+        {"X-Api-Key": TOKEN[1:]},
+        {"X-Api-Key": ""},
     ],
     ids=str,
 )

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,26 +20,19 @@ from swiftchat.tokenizer.core.stream import TokenStream
 from tests.chat.endpoint.test_http import (
     CALL_TEXT,
     THINKING_TEMPLATE,
-    TOKEN,
     TOOLS_TEMPLATE,
     WEATHER,
     Served,
     serving,
 )
 from tests.support.fake_engine import FakeEngine, FakeGeneration, make_folder
-from tests.support.serve_processes import END_S
 
 
 def raw_stream(served: Served, **options: Any) -> str:
     """Return the text of a stream of a chat completion."""
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=END_S)
     messages = [{"role": "user", "content": "hello"}]
-    body = json.dumps({"model": "model", "messages": messages, "stream": True, **options})
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    connection.request("POST", "/v1/chat/completions", body, headers)
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
+    body = {"model": "model", "messages": messages, "stream": True, **options}
+    return served.text("/v1/chat/completions", body)
 
 
 def failing(*args: Any, **options: Any) -> NoReturn:

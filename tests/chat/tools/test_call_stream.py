@@ -149,6 +149,8 @@ def test_several_calls_have_an_index_each() -> None:
         assert found == [{"count": 1}, {"text": "x"}, {"text": "a"}, {}]
         assert assert_streamed(HERMES, f"{first}{loose}", seed) == [{"count": 1}, {"count": 3}]
         assert_streamed(BY_SIGNATURE["[TOOL_CALLS]"], f"[TOOL_CALLS]{both}", seed)
+        doubled = '<tool_call>{{"name": "add", "arguments": {"text": "a"}}}</tool_call>'
+        assert assert_streamed(HERMES, doubled + first, seed) == [{"text": "a"}, {"count": 1}]
         two = '[TOOL_CALLS]add[ARGS]{"text": "a"}[TOOL_CALLS]list[ARGS]{"count": 2}'
         assert assert_streamed(BY_SIGNATURE["[TOOL_CALLS]"], two, seed) == [
             {"text": "a"},
