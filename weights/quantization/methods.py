@@ -14,6 +14,7 @@ from swiftchat.weights.quantization import (
     gguf_blocks,
     gptq,
     mxfp4,
+    nvfp4,
 )
 from swiftchat.weights.quantization.settings import Settings, shorten
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Read, StoredTensor
@@ -31,6 +32,7 @@ _METHODS: Mapping[str, Method] = {
     "fbgemm_fp8": fp8.tensors,
     "gguf": gguf_blocks.tensors,
     "mxfp4": mxfp4.tensors,
+    "modelopt": nvfp4.tensors,
     "bitsandbytes": bitsandbytes.tensors,
 }
 

@@ -93,7 +93,8 @@ def test_quantized_formats(name: str, tmp_path: Path) -> None:
     assert_equal_weights(weights, loaded(tmp_path / "in", plain))
     down = weights.layers[0].down
     tiled = isinstance(down, NativeWeight) and isinstance(down.matrices[0], TiledMatrix)
-    assert tiled == (name in ("awq", "compressed-int4", "compressed-w8a8", "compressed-mxfp4"))
+    kept = "awq", "compressed-int4", "compressed-w8a8", "compressed-mxfp4"
+    assert tiled == (name in (*kept, "compressed-nvfp4", "modelopt-nvfp4"))
 
 
 @pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
