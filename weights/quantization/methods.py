@@ -20,7 +20,7 @@ from swiftchat.weights.quantization.settings import Settings, shorten
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Read, StoredTensor
 
 # For hints: what to choose instead of a form that does not run.
-RUNNING_FORMS = "GGUF (such as Q4_K_M or Q8_0), GPTQ, AWQ, FP8, or the unquantized weights"
+RUNNING_FORMS = "GGUF (such as Q4_K_M or Q8_0), GPTQ, AWQ, FP8, NVFP4, or the unquantized weights"
 
 Method = Callable[[Settings, CheckedTensors], dict[str, StoredTensor]]
 
