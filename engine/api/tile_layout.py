@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Scheme
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Nvfp4, Scheme
 
-Values = Literal["int4", "int8", "mxfp4"]
+Values = Literal["int4", "int8", "mxfp4", "nvfp4"]
+
+# Those whose scales are bytes.
+_BYTE_SCALES: Mapping[type, Values] = MappingProxyType({Mxfp4: "mxfp4", Nvfp4: "nvfp4"})
 
 _TILE_ROWS, _BLOCK_COLS, _ALIGNMENT_BYTES = 16, 32, 64
 
@@ -20,7 +23,7 @@ class TileLayout:
     """Quantized values, with a scale and maybe a minimum for each group of columns.
 
     `group_cols` 0: a scale for each row only. Scales and minimums are fp16, or fp32 if
-    `wide_tables`; those of MXFP4 are e8m0.
+    `wide_tables`; those of MXFP4 are e8m0, those of NVFP4 e4m3.
     """
 
     values: Values
@@ -33,7 +36,7 @@ class TileLayout:
     def table_bytes(self) -> int:
         """Bytes of a tile's scales, or of its minimums."""
         num_groups = -(-self.cols // self.group_cols) if self.group_cols else 0
-        entry_bytes = 1 if self.values == "mxfp4" else 4 if self.wide_tables else 2
+        entry_bytes = 1 if self.values in _BYTE_SCALES.values() else 4 if self.wide_tables else 2
         nbytes = num_groups * _TILE_ROWS * entry_bytes
         return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
@@ -112,7 +115,8 @@ def scheme_bytes(scheme: Scheme, rows: int, cols: int, *, exact: bool) -> int | 
     columns = group_cols(scheme.group_size, cols)
     if columns is None:
         return None
-    if scheme.matrix_type is Mxfp4:
-        return TileLayout("mxfp4", cols, columns, has_minimum=False).nbytes(rows)
-    values: Values = "int4" if scheme.matrix_type is Int4 else "int8"
+    if values := _BYTE_SCALES.get(scheme.matrix_type):
+        row_scales = 4 * rows if scheme.matrix_type is Nvfp4 else 0
+        return TileLayout(values, cols, columns, has_minimum=False).nbytes(rows) + row_scales
+    values = "int4" if scheme.matrix_type is Int4 else "int8"
     return TileLayout(values, cols, columns, True, wide_tables=exact).nbytes(rows)

@@ -13,7 +13,6 @@ from swiftchat.engine.api.tile_layout import TileLayout
 from swiftchat.engine.cpu.native import Format, Matrix
 from swiftchat.engine.linear.weight import dtype_name
 
-_TILE_FORMATS = {"int4": Format.INT4, "int8": Format.INT8, "mxfp4": Format.MXFP4}
 _FLOAT_FORMATS = {
     torch.float32: Format.F32,
     torch.float16: Format.F16,
@@ -24,7 +23,7 @@ _FLOAT_FORMATS = {
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """A matrix of integers or MXFP4 in tiles.
+    """A matrix of integers or 4-bit floats in tiles.
 
     `tiles` is uint8 [num_tiles, tile_bytes], 64-byte aligned. `row_scale` fp32 [rows] is multiplied
     with the results; None: no such factor.
@@ -53,7 +52,7 @@ class TiledMatrix:
         """The matrix for the kernels, valid as long as this object exists."""
         layout = self.layout
         return Matrix(
-            format=_TILE_FORMATS[layout.values],
+            format=Format[layout.values.upper()],
             rows=self.rows,
             cols=layout.cols,
             group_cols=layout.group_cols,

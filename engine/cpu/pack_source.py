@@ -16,7 +16,14 @@ from swiftchat.engine.api.tile_layout import (
     group_cols,
 )
 from swiftchat.engine.cpu.native import INT4_CENTER, PackSource, SourceKind
-from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups, Mxfp4
+from swiftchat.weights.quantization.scheme import (
+    GgufBlocks,
+    Int4,
+    Int8,
+    Int8Groups,
+    Mxfp4,
+    Nvfp4,
+)
 
 Spans = Sequence[tuple[int, int]]
 Floats = npt.NDArray[np.float32]
@@ -24,6 +31,9 @@ Floats = npt.NDArray[np.float32]
 _SMALLEST_NORMAL, _LARGEST = 2.0**-14, 65504.0  # of fp16
 _MAX_SHIFT = 100  # exponent of a power of two that fp32 holds, and its reciprocal
 _INT8_CENTER = 128
+_NVFP4_FACTOR = 2.0**7  # of the rows: kernels/matrix.h
+
+Tiled = Int4 | Int8 | Int8Groups | Mxfp4 | Nvfp4
 
 
 @dataclass(frozen=True)
@@ -77,15 +87,15 @@ def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
     )
 
 
-def array_source(matrix: Int4 | Int8 | Int8Groups | Mxfp4, *, exact: bool) -> Source | None:
+def array_source(matrix: Tiled, *, exact: bool) -> Source | None:
     """Return the source for a matrix; None: tiles cannot have its groups."""
     values = matrix.values
     cols = values.shape[1]
     if isinstance(matrix, Int8):
         layout = TileLayout("int8", cols, 0, has_minimum=False)
-        row_scale = np.ascontiguousarray(matrix.scale, np.float32)
+        scales = np.ascontiguousarray(matrix.scale, np.float32)
         struct = _array_struct(SourceKind.INT8, values, cols)
-        return Source(struct, [(0, cols)], layout, row_scale=row_scale, references=(values,))
+        return Source(struct, [(0, cols)], layout, row_scale=scales, references=(values,))
     is_4_bit = not isinstance(matrix, Int8Groups)
     kind = SourceKind.INT4 if is_4_bit else SourceKind.UINT8
     cols = 2 * cols if is_4_bit else cols
@@ -94,8 +104,12 @@ def array_source(matrix: Int4 | Int8 | Int8Groups | Mxfp4, *, exact: bool) -> So
     if columns is None:
         return None
     tables = [np.ascontiguousarray(matrix.scale, np.float32)]
+    row_scale: Floats | None = None
     if isinstance(matrix, Mxfp4):
         layout, multiplier = TileLayout("mxfp4", cols, columns, has_minimum=False), 1.0
+    elif isinstance(matrix, Nvfp4):
+        layout, multiplier = TileLayout("nvfp4", cols, columns, has_minimum=False), 1.0
+        row_scale = matrix.row_scale * np.float32(_NVFP4_FACTOR)
     else:
         tables += _minimums(matrix)
         is_wide, multiplier = _table_width(tables, exact=exact)
@@ -105,7 +119,7 @@ def array_source(matrix: Int4 | Int8 | Int8Groups | Mxfp4, *, exact: bool) -> So
     struct.group_cols, struct.table_stride = cols // num_groups, num_groups
     struct.scale = tables[0].ctypes.data
     struct.minimum = tables[1].ctypes.data if len(tables) > 1 else None
-    return Source(struct, [(0, cols)], layout, multiplier, references=(values, *tables))
+    return Source(struct, [(0, cols)], layout, multiplier, row_scale, references=(values, *tables))
 
 
 def _minimums(matrix: Int4 | Int8Groups) -> list[Floats]:

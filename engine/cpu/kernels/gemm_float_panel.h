@@ -83,7 +83,7 @@ static void fill_float_tile(const Matrix *m, int first_row, int num_rows, FloatP
 }
 
 /* Columns 16 * half to 16 * half + 15 of a tile's block, which have one scale per row. INT8: the
-   fifth to eighth 64 bytes are the second half. INT4, MXFP4: high halves of bytes are. */
+   fifth to eighth 64 bytes are the second half. 4 bits: high halves of bytes are. */
 INLINE void dequantize(const Matrix *m, const uint8_t *block, int half, const float *scales,
                        const float *minimums, float *to) {
     for (int j = 0; j < 4; j++)

@@ -51,6 +51,11 @@ static Tables tables_of(const Matrix *m, const uint8_t *tile) {
 
 INLINE Floats16 load_table(Kind kind, const uint8_t *at, int nbytes) {
     if (kind.format == FORMAT_MXFP4) return load_powers(at);
+    if (kind.format == FORMAT_NVFP4) {
+        uint16_t halves[TILE_ROWS];
+        for (int r = 0; r < TILE_ROWS; r++) halves[r] = e4m3_as_fp16(at[r]);
+        return load_halves(halves);
+    }
     return nbytes == 4 ? load_floats((const float *)at) : load_halves((const uint16_t *)at);
 }
 
@@ -158,12 +163,15 @@ PASS(int8_minimum, FORMAT_INT8, 1, 0)
 PASS(int8_minimum_halves, FORMAT_INT8, 1, 1)
 PASS(mxfp4, FORMAT_MXFP4, 0, 0)
 PASS(mxfp4_halves, FORMAT_MXFP4, 0, 1)
+PASS(nvfp4, FORMAT_NVFP4, 0, 0)
+PASS(nvfp4_halves, FORMAT_NVFP4, 0, 1)
 #undef PASS
-/* [INT4, INT8, MXFP4][with minimums][groups of 16] */
-static PassFunction *const pass_functions[3][2][2] = {
+/* [INT4, INT8, MXFP4, NVFP4][with minimums][groups of 16] */
+static PassFunction *const pass_functions[4][2][2] = {
     {{int4_centered, int4_centered_halves}, {int4_minimum, int4_minimum_halves}},
     {{int8_plain, int8_halves}, {int8_minimum, int8_minimum_halves}},
     {{mxfp4, mxfp4_halves}, {NULL, NULL}},
+    {{nvfp4, nvfp4_halves}, {NULL, NULL}},
 };
 
 static void apply_row_scale(const Matrix *m, int tile, int num_vectors, float *y, int y_stride) {

@@ -18,7 +18,7 @@ static inline const float *group_scales(const Matrix *m, int row) {
 }
 /* Bytes of a scale or a minimum. */
 static inline int entry_bytes(const Matrix *m) {
-    return m->format == FORMAT_MXFP4 ? 1 : m->wide_tables ? 4 : 2;
+    return m->format >= FORMAT_MXFP4 ? 1 : m->wide_tables ? 4 : 2;
 }
 /* Bytes of a tile's scales, or of its minimums. */
 static inline size_t table_bytes(const Matrix *m) {

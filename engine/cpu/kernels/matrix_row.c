@@ -4,7 +4,7 @@
 
 /* Entry `index` of a tile's scales or minimums. */
 INLINE float table_entry(const Matrix *m, const uint8_t *table, size_t index) {
-    if (m->format == FORMAT_MXFP4) return half_e8m0(table[index]);
+    if (entry_bytes(m) == 1) return byte_scale(m->format, table[index]);
     if (m->wide_tables) return ((const float *)table)[index];
     return fp16_to_float(((const uint16_t *)table)[index]);
 }

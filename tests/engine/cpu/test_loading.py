@@ -93,7 +93,8 @@ def test_quantized_formats(name: str, tmp_path: Path) -> None:
     assert_equal_weights(weights, loaded(tmp_path / "in", plain))
     down = weights.layers[0].down
     tiled = isinstance(down, NativeWeight) and isinstance(down.matrices[0], TiledMatrix)
-    assert tiled == (name in ("awq", "compressed-int4", "compressed-w8a8", "compressed-mxfp4"))
+    kept = "awq", "compressed-int4", "compressed-w8a8", "compressed-mxfp4"
+    assert tiled == (name in (*kept, "compressed-nvfp4", "modelopt-nvfp4"))
 
 
 @pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
@@ -222,7 +223,7 @@ def test_estimated_bytes_of_other_formats(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["stablelm", "gpt-neox", "qwen3-moe", "glm"])
-@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "fp8-block"])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "fp8-block", "nvfp4"])
 def test_reordered_and_expert_matrices(family: str, scheme: str, tmp_path: Path) -> None:
     narrow = {"moe_intermediate_size": 64, "head_dim": 16} if "moe" in family else {}
     hidden_size = 256 if scheme == "fp8-block" else 64  # rows of two blocks

@@ -53,6 +53,7 @@ CASES = {
         Format.INT4, Format.INT4, gate_limit=1.5, has_bias=True, shared_size=33
     ),
     "mxfp4": Case(Format.MXFP4, Format.MXFP4, gate_limit=1.5, has_bias=True),
+    "nvfp4": Case(Format.NVFP4, Format.NVFP4, shared_size=33),
     "exact": Case(Format.INT4, Format.INT8, shared_size=48, exact=True, has_bias=True),
     "many experts": Case(Format.INT8, Format.BF16, num_experts=65, experts_per_token=7),
     "a router with its own input, scaled experts": Case(router_input=True, scaled=True),
@@ -113,8 +114,9 @@ class Layer:
 
     def _matrix(self, format: Format, rows: int, cols: int) -> tuple[Tensor, Matrix]:
         """Return the fp64 values of a random matrix and its description."""
-        if format in (Format.INT4, Format.INT8, Format.MXFP4):
-            layout = Layout(format, 32, format != Format.MXFP4)
+        if format >= Format.INT4:
+            group_cols = 16 if format == Format.NVFP4 else 32
+            layout = Layout(format, group_cols, format in (Format.INT4, Format.INT8))
             tiles = random_tiles(layout, rows, cols, len(self._keep))
             self._keep.append(tiles)
             return tiles.dequantized, tiles.matrix

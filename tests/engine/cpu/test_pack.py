@@ -14,6 +14,7 @@ from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack import Packer
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats import ggml_dequantize
+from swiftchat.weights.quantization.fp8 import FLOAT8
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     Int4,
@@ -44,6 +45,8 @@ def unpack(matrix: TiledMatrix) -> Doubles:
         groups = -(-layout.cols // layout.group_cols)
         if layout.values == "mxfp4":
             numbers = np.ldexp(1.0, part.astype(np.int32) - 127)
+        elif layout.values == "nvfp4":  # the scales of the rows are 2^7 times as large
+            numbers = FLOAT8["F8_E4M3"][part] * 2.0**-7
         else:
             numbers = part.view(np.float32 if layout.wide_tables else np.float16)
         table = numbers[:, : 16 * groups].reshape(-1, groups, 16).transpose(0, 2, 1)
@@ -62,7 +65,7 @@ def unpack(matrix: TiledMatrix) -> Doubles:
     weights: Doubles = wide[:rows, : layout.cols]
     if layout.values == "int4" and not layout.has_minimum:
         weights = weights - 8
-    if layout.values == "mxfp4":
+    if layout.values in ("mxfp4", "nvfp4"):
         weights = DOUBLE_E2M1.numpy()[weights.astype(int)] / 2
     expanded = [np.repeat(table, layout.group_cols, 1)[:, : layout.cols] for table in tables]
     if expanded:

@@ -19,7 +19,7 @@ class Layout(NamedTuple):
     wide_tables: bool = False
 
 
-# The numbers of MXFP4 by their bits, times two.
+# The numbers of e2m1 by their bits, times two.
 DOUBLE_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 LAYOUTS = (
     Layout(Format.INT4, 0),
@@ -37,6 +37,8 @@ LAYOUTS = (
     Layout(Format.INT8, 256, has_minimum=True),
     Layout(Format.MXFP4, 32),
     Layout(Format.MXFP4, 16),
+    Layout(Format.NVFP4, 32),
+    Layout(Format.NVFP4, 16),
 )
 
 
@@ -72,9 +74,13 @@ def random_tiles(layout: Layout, rows: int, cols: int, seed: int = 0) -> Tiles:
         stored_scales = torch.randint(118, 128, scales.shape, generator=generator).byte()
         stored_scales[::3, ::5] = 0  # 2^-127, a subnormal number
         scales = (2.0 ** (stored_scales.double() - 128)).float()
+    if format == Format.NVFP4:
+        stored_scales = torch.randint(0, 256, scales.shape, generator=generator).byte()
+        stored_scales[(stored_scales & 127) == 127] = 0  # NaN
+        scales = stored_scales.view(torch.float8_e4m3fn).float() / 256
     row_scale = aligned(torch.rand(rows, generator=generator) + 0.5)
     center = 8 if format == Format.INT4 and not has_minimum else 0
-    centered = DOUBLE_E2M1[values] if format == Format.MXFP4 else values - center
+    centered = DOUBLE_E2M1[values] if format >= Format.MXFP4 else values - center
     wide = centered.double()
     if group_cols:
         wide *= scales.double().repeat_interleave(group_cols, 1)[:, :cols]
