@@ -163,7 +163,7 @@ def _assert_rejected_or_valid(build: Callable[[], Tokenizer]) -> None:
     assert time.process_time() - start < _MAX_CPU_S
 
 
-MUTATED = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MUTATED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("document", [JSON_BPE, JSON_UNIGRAM], ids=["bpe", "unigram"])

@@ -271,7 +271,7 @@ def open_schemas(depth: int) -> st.SearchStrategy[Schema]:
 
 
 @given(open_schemas(2), st.integers(0, 2**31))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_answer_matches_the_schema_of_its_author(schema: Schema, seed: int) -> None:
     whole = DEFINED | schema
     try:
