@@ -149,11 +149,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 def pytest_collection() -> Iterator[object]:
     """Collect no garbage meanwhile, a fifth of the time; nor later in what exists at the end.
 
-    Afterwards less often than usual: a collection among the modules of transformers takes 0.1 s.
+    To collect it once, at the end, takes 0.7 s in each process, and frees 10 MB. Afterwards less
+    often than usual: a collection among the modules of transformers takes 0.1 s.
     """
     gc.disable()
     result = yield
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
     gc.enable()

@@ -207,8 +207,22 @@ def test_a_renderer_of_templates_is_forked_where_its_limit_allows(
     image.environment, image.variables = {}, frozenset()
     for size_bytes, expected in ((800 << 20, True), (1000 << 20, False)):
         monkeypatch.setattr(own, "_address_space_bytes", lambda size=size_bytes: size)
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        monkeypatch.setattr(own, "_has_foreign_threads", lambda: False)
         assert own.OwnForks(image).can_fork(command, {}) is expected
+
+
+def test_a_program_forks_others_until_torch_has_threads() -> None:
+    """A rank is started by a worker that has imported torch, and has not computed yet."""
+    code = (
+        "import subprocess, torch\n"
+        f"command = {patched(IS_FORKED, '--version')!r}\n"
+        "subprocess.run(command)\n"
+        "torch.set_num_threads(2)\n"
+        "torch.ones(1 << 20).exp()\n"
+        "subprocess.run(command)\n"
+    )
+    lines = run(patched(code, "--version"))[1].splitlines()
+    assert [line for line in lines if line in ("True", "False")] == ["True", "False"]
 
 
 def test_other_programs_are_started(tmp_path: Path) -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from tests.support.real_chat import START_S, RealChat
 from tests.support.sessions import stored_messages
-from tests.support.worker_processes import has_ended, running_programs, wait_until
+from tests.support.worker_processes import (
+    has_ended,
+    inject_fault,
+    running_programs,
+    wait_until,
+)
 
 KILLED = "error: rank 1 ended: signal 9 (SIGKILL)"
 # What happens to a rank in the middle of an answer, and the error.
@@ -23,15 +28,8 @@ LOSSES = (
 @pytest.mark.fault(4, 13)
 def test_a_lost_rank_is_named_and_the_chat_goes_on(tmp_path: Path) -> None:
     with RealChat(tmp_path / "model", "-n", "2000", tp=2) as chat:
-        pids = chat.ranks(2)
-        os.kill(pids[1], signal.SIGKILL)  # while it loads
-        chat.terminal.type("question 0\r")
-        chat.terminal.wait_for(KILLED, START_S)
-        wait_until(lambda: all(map(has_ended, pids.values())), 60)
-        chat.wait_for_prompt()
         for number, (rank, sent, error) in enumerate(LOSSES):
-            # The first question is in the input line again.
-            chat.terminal.type(f"question {number}\r" if number else "\r")
+            chat.terminal.type(f"question {number}\r")
             pids = chat.ranks(2)
             chat.wait_decoding(f"question {number}")
             os.kill(pids[rank], sent)
@@ -47,6 +45,25 @@ def test_a_lost_rank_is_named_and_the_chat_goes_on(tmp_path: Path) -> None:
         chat.stop()
         questions = [text for role, text, _ in stored_messages() if role == "user"]
         assert questions == ["question 0", "question 1", "question 2", "the last one"]
+        assert chat.leave() == 0
+    assert b"Traceback" not in chat.terminal.raw
+
+
+@pytest.mark.fault(4)
+def test_a_rank_that_is_lost_while_it_loads_is_named_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = tmp_path / "cause"
+    cause.touch()
+    code = f"import os, pathlib\nif pathlib.Path({str(cause)!r}).exists(): os.kill(os.getpid(), 9)"
+    inject_fault(monkeypatch, tmp_path / "fault", 1, code)
+    with RealChat(tmp_path / "model", "-n", "8", tp=2) as chat:
+        chat.terminal.type("question\r")
+        chat.terminal.wait_for(KILLED, START_S)
+        chat.wait_for_prompt()
+        cause.unlink()
+        chat.terminal.type("\r")  # the question is in the input line again
+        chat.wait_answered("question")
         assert chat.leave() == 0
     assert b"Traceback" not in chat.terminal.raw
 

@@ -69,7 +69,7 @@ def test_no_case_fails() -> None:
     They are the same ones at every run. All 20,000 take a minute of processor time:
     `python -m tests.fuzz`.
     """
-    run("-m", "tests.fuzz", "--regressions", "--cases", "5000")
+    run("-m", "tests.fuzz", "--regressions", "--cases", "2500")
 
 
 def test_faults_of_a_reader_are_found() -> None:

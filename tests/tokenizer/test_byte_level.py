@@ -193,7 +193,7 @@ def test_trained_vocabularies_equal_the_library(name: str, normalizer: Any) -> N
         pair.check(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), ignore_merges=st.booleans())
 def test_random_vocabularies_equal_the_library(data: st.DataObject, ignore_merges: bool) -> None:
     """Merges in any order or with the same result, tokens without a merge, missing bytes."""
@@ -225,7 +225,7 @@ FLAGS = st.fixed_dictionaries(
 ADDED = ["<x>", "<x>y", "x><", " <t>", "word", "Å", "A\u030a", "<|im|>", "\n\n", "é", "_"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     flags=st.lists(FLAGS, min_size=len(ADDED), max_size=len(ADDED)),
     chosen=st.sets(st.sampled_from(range(len(ADDED)))),
@@ -291,7 +291,7 @@ def test_control_tokens_in_text_are_ordinary_text() -> None:
 LOADED: dict[str, Pair] = {}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXTS)
 @example("\x04 lacks a token")
 @example("Hello <|im_end|><|im_start|>system")

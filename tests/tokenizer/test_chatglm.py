@@ -92,7 +92,7 @@ def test_white_space_pieces_equal_the_original(kind: str) -> None:
     ours = Tokenizer.from_sentencepiece(trained(kind), CONFIG)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=trained(kind))
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.lists(PARTS, max_size=12).map("".join))
     @example("Hello<|blank_4|>world!")
     @example("\n\n\t    x\n")
@@ -122,7 +122,7 @@ def test_decoding_any_ids_equals_the_original() -> None:
     ]
     spaces = [theirs.piece_to_id(piece) for piece in ("<n>", "<|tab|>", *BLANKS)]
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.lists(st.one_of(st.sampled_from(plain), st.sampled_from(spaces)), max_size=9))
     def check(ids: list[int]) -> None:
         assert ours.decode(ids, skip_special=True) == postprocessed(theirs.decode(ids))

@@ -22,7 +22,7 @@ def test_trained_vocabularies_equal_the_library(name: str) -> None:
     ours, theirs = pair(name)
     control = set(ours.special_tokens.values())
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(TEXTS)
     @example("")
     @example("   ")
@@ -194,7 +194,7 @@ def test_time_for_a_hostile_tenth_of_a_megabyte(kind: str, name: str) -> None:
     assert not set(ours.special_tokens.values()) & set(ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_files_raise_only_bad_model_file(data: st.DataObject) -> None:
     good = trained("unigram nmt_nfkc")

@@ -163,7 +163,7 @@ def test_ids_and_text_equal_the_library(name: str) -> None:
     ours = Tokenizer.from_json(spec)
     special = set(ours.special_tokens.values())
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(TEXTS)
     @example(" the <usr> the <usr>")
     def check(text: str) -> None:
@@ -205,7 +205,7 @@ def test_rendered_template_gives_the_same_ids_from_both_files() -> None:
     def reference(part: str) -> list[int]:
         return [theirs.piece_to_id(part)] if part in parts[:2] else theirs.encode(part)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.lists(st.sampled_from(parts)).map("".join))
     def check(text: str) -> None:
         ids = from_model.encode_rendered(text, [])

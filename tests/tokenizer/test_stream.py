@@ -34,7 +34,7 @@ def streamed(ids: list[int], skip_special: bool) -> str:
     return "".join(stream.push(token_id) for token_id in ids) + stream.flush()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.one_of(st.integers(0, 310), st.sampled_from([0xE4, 0xBD, 0xA0, 0xF0, 0xED, 259]))),
     st.booleans(),
@@ -74,7 +74,7 @@ def first_stop(text: str, stops: list[str]) -> int | None:
     return None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     pieces=st.lists(st.text("ab\u00e9", max_size=5), max_size=12),
     stops=st.lists(st.text("ab\u00e9", min_size=1, max_size=4), max_size=4),
@@ -93,7 +93,7 @@ def test_stop_position_does_not_depend_on_the_pieces(pieces: list[str], stops: l
     assert released == text[:at]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     text=st.text("ab", max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -250,7 +250,7 @@ OPERATIONS: list[Any] = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(PIECES, st.sampled_from(OPERATIONS))
 def test_operations_give_the_text_of_str_and_the_characters_of_the_template(
     pieces: list[str], operation: Any

@@ -188,7 +188,7 @@ def test_rank_files_equal_tiktoken(name: str) -> None:
         "test", pat_str=PUBLISHED[name], mergeable_ranks=ranks, special_tokens={}
     )
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(TEXTS)
     @example("an unreachable one")
     def check(text: str) -> None:

@@ -107,7 +107,7 @@ def schemas(depth: int) -> st.SearchStrategy[dict[str, Any]]:
 
 @pytest.mark.fault(49)
 @given(schemas(2), st.integers(0, 2**31))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_answer_matches_its_schema(schema: dict[str, Any], seed: int) -> None:
     text = answer(schema_format(json.dumps(schema)), seed)
     jsonschema.validate(json.loads(text), schema)

@@ -182,7 +182,7 @@ def joined(blocks: Iterable[Block]) -> list[JoinedBlock]:
     return [(kind, path, content.rstrip(), rows) for kind, path, content, rows in found]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXTS)
 def test_streamed_blocks_equal_those_of_the_whole_text(text: str) -> None:
     text = sanitize(text)

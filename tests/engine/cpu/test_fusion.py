@@ -199,7 +199,7 @@ def copied(op: Structure) -> Structure:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_programs_have_the_same_result_when_fused(data: st.DataObject) -> None:
     """The tolerance is for sums in another order, which later operations make larger."""
     recording = RandomProgram(data.draw).recording

@@ -61,7 +61,7 @@ def kept(logits: torch.Tensor, params: SamplingParams) -> dict[int, float]:
     st.sampled_from([0.2, 0.7, 0.95, 1.0]),
     st.sampled_from([0.3, 1.0, 5.0]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_candidates_equal_transformers(
     seed: int,
     size: int,

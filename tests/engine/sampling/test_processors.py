@@ -62,7 +62,7 @@ def by_transformers(
 
 
 @given(controls(), st.integers(0, 2**32))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_logits_equal_transformers(case: tuple[SamplingParams, list[int], int], seed: int) -> None:
     params, tokens, num_prompt = case
     logits = random_logits(seed)
@@ -73,7 +73,7 @@ def test_logits_equal_transformers(case: tuple[SamplingParams, list[int], int], 
 
 
 @given(TOKENS, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_window_limits_the_penalties_to_the_last_tokens(
     tokens: list[int], data: st.DataObject
 ) -> None:
@@ -117,7 +117,7 @@ def dry_penalties(tokens: list[int], params: SamplingParams) -> dict[int, float]
     st.integers(1, 5),
     st.sets(st.integers(0, 4), max_size=2),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_dry_equals_its_definition(
     tokens: list[int], multiplier: float, base: float, allowed: int, breakers: set[int]
 ) -> None:

@@ -88,7 +88,7 @@ def test_logits_that_are_not_finite_give_no_token(bad: float, temperature: float
     st.sampled_from([0.0, 0.01, 0.3]),
     st.sampled_from([0.3, 1.0, 5.0]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_only_candidates_that_pass_the_filters_are_sampled(
     seed: int, size: int, top_k: int, top_p: float, min_p: float, temperature: float
 ) -> None:

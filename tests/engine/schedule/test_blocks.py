@@ -262,7 +262,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @given(

@@ -5,8 +5,8 @@ import gc
 import os
 import resource
 import struct
-import sys
 import termios
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -32,8 +32,7 @@ class OwnForks:
         self.image = image
 
     def can_fork(self, command: Sequence[str], environment: dict[str, str]) -> bool:
-        # Torch's threads would not exist in the forked process, which would wait for them.
-        if "torch" in sys.modules or (is_limited(command) and _address_space_bytes() > _MAX_BYTES):
+        if _has_foreign_threads() or (is_limited(command) and _address_space_bytes() > _MAX_BYTES):
             return False
         return can_be_forked(command, environment, self.image.environment, self.image.variables)
 
@@ -63,6 +62,14 @@ def own_forks() -> OwnForks:
     forks.image.add_engine()
     replace_fork_exec(forks)
     return forks
+
+
+def _has_foreign_threads() -> bool:
+    """Return whether libraries have threads of their own, as torch has once it computes.
+
+    They would not exist in a forked process, whose libraries would wait for them.
+    """
+    return len(list(Path("/proc/self/task").iterdir())) > threading.active_count()
 
 
 def _address_space_bytes() -> int:

@@ -366,7 +366,7 @@ stretched = st.fixed_dictionaries(
     st.dictionaries(st.sampled_from(ALL_KEYS), small_values, max_size=4),
     st.none() | stretched,
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_json_gives_a_config_of_any_architecture_or_bad_model_file(
     architecture: str, changes: dict[str, Any], rope: dict[str, Any] | None
 ) -> None:

@@ -199,7 +199,7 @@ def test_invalid_checkpoint_raises_an_error(tmp_path: Path, name: str) -> None:
 
 @given(data=st.data())
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_mutated_index_reads_or_raises_bad_model_file(tmp_path: Path, data: st.DataObject) -> None:
     """The mutated block gets a valid checksum."""

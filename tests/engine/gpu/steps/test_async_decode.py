@@ -220,7 +220,7 @@ def test_the_mask_of_a_step_is_loaded_while_its_forward_pass_runs() -> None:
     assert not loop.scheduler.has_work
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_mixture_of_starts_ends_and_cancels(data: st.DataObject) -> None:
     loop = Loop(data.draw(st.integers(16, 60)), fast_forwards=data.draw(st.booleans()))
