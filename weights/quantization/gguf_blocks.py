@@ -16,13 +16,16 @@ from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
     IQ4_VALUES,
     dequantize,
+    has_finite_scales,
+)
+from swiftchat.weights.formats.ggml_unpack import (
     fifth_bits,
     float16_at,
     unpack_bits,
     unpack_nibbles,
     unpack_scales_and_minima,
 )
-from swiftchat.weights.quantization.mxfp4 import LARGEST_SCALE, of_ggml_blocks
+from swiftchat.weights.quantization.mxfp4 import of_ggml_blocks
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     Int4,
@@ -106,48 +109,30 @@ def _q6_k(blocks: Bytes) -> Parts:
 
 @dataclass(frozen=True)
 class _Type:
-    """A block type: its unpacking function and the byte offsets of its float16 scales.
+    """A block type: its unpacking function, and the middle of the range of its 8-bit values.
 
-    `center` is the middle of the range of an 8-bit type's values; None: 4-bit values.
+    `center` None: 4-bit values.
     """
 
     unpack: Callable[[Bytes], Parts]
-    scale_offsets: tuple[int, ...]
     center: int | None = None
 
 
 _TYPES: Mapping[str, _Type] = MappingProxyType(
     {
-        "Q4_0": _Type(_q4_0, (0,)),
-        "Q4_1": _Type(_q4_1, (0, 2)),
-        "Q4_K": _Type(_q4_k, (0, 2)),
-        "Q5_0": _Type(_q5_0, (0,), 16),
-        "Q5_1": _Type(_q5_1, (0, 2), 16),
-        "Q5_K": _Type(_q5_k, (0, 2), 16),
-        "Q6_K": _Type(_q6_k, (208,), 0),
-        "Q8_0": _Type(_q8_0, (0,), 0),
-        "IQ4_NL": _Type(_iq4_nl, (0,), 0),
+        "Q4_0": _Type(_q4_0),
+        "Q4_1": _Type(_q4_1),
+        "Q4_K": _Type(_q4_k),
+        "Q5_0": _Type(_q5_0, 16),
+        "Q5_1": _Type(_q5_1, 16),
+        "Q5_K": _Type(_q5_k, 16),
+        "Q6_K": _Type(_q6_k, 0),
+        "Q8_0": _Type(_q8_0, 0),
+        "IQ4_NL": _Type(_iq4_nl, 0),
     }
 )
 PACKABLE_TYPES = _TYPES.keys() | {"MXFP4"}
-# The byte offsets of the float16 scales of types without a scheme.
-_OTHER_SCALE_OFFSETS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,)}
-)
-KEPT_TYPES = PACKABLE_TYPES | _OTHER_SCALE_OFFSETS.keys()
-
-
-def has_finite_scales(rows: Bytes, type_name: str) -> bool:
-    """Return whether all scales, and so all weights, of `rows` [rows, row bytes] are finite.
-
-    The type must be one of `KEPT_TYPES`.
-    """
-    blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
-    if type_name == "MXFP4":
-        return bool((blocks[:, 0] <= LARGEST_SCALE).all())
-    kind = _TYPES.get(type_name)
-    offsets = _OTHER_SCALE_OFFSETS[type_name] if kind is None else kind.scale_offsets
-    return all(np.isfinite(float16_at(blocks, at)).all() for at in offsets)
+KEPT_TYPES = BLOCK_TYPES.keys() - {"F32", "F16", "BF16"}
 
 
 def matrix_type_of(type_name: str) -> type[Int4] | type[Int8Groups] | type[Mxfp4]:
