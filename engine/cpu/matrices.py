@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
-from swiftchat.engine.cpu.native import Format, Matrix
+from swiftchat.engine.cpu.native import Format, Matrix, Tables
 from swiftchat.engine.linear.weight import dtype_name
 
-_TILE_FORMATS = {"int4": Format.INT4, "int8": Format.INT8, "mxfp4": Format.MXFP4}
 _FLOAT_FORMATS = {
     torch.float32: Format.F32,
     torch.float16: Format.F16,
@@ -24,7 +23,7 @@ _FLOAT_FORMATS = {
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """A matrix of integers or MXFP4 in tiles.
+    """A matrix of quantized values in tiles.
 
     `tiles` is uint8 [num_tiles, tile_bytes], 64-byte aligned. `row_scale` fp32 [rows] is multiplied
     with the results; None: no such factor.
@@ -42,7 +41,8 @@ class TiledMatrix:
     @property
     def description(self) -> str:
         group = f" in groups of {size}" if (size := self.layout.group_cols) else ""
-        return f"{self.layout.values}{group}"
+        values = "mxfp4" if self.layout.tables == "e8m0" else self.layout.values
+        return f"{values}{group}"
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -53,12 +53,14 @@ class TiledMatrix:
         """The matrix for the kernels, valid as long as this object exists."""
         layout = self.layout
         return Matrix(
-            format=_TILE_FORMATS[layout.values],
+            format=Format[layout.values.upper()],
             rows=self.rows,
             cols=layout.cols,
             group_cols=layout.group_cols,
             has_minimum=layout.has_minimum,
-            wide_tables=layout.wide_tables,
+            tables=Tables[layout.tables.upper()],
+            factor_cols=layout.factor_cols,
+            unit=layout.unit,
             stride=layout.tile_bytes,
             data=self.tiles.data_ptr(),
             row_scale=None if self.row_scale is None else self.row_scale.data_ptr(),
