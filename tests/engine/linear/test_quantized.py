@@ -22,12 +22,12 @@ from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.formats.ggml_dequantize import DOUBLE_E2M1
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, QuantizedMatrix
 from tests.support import tiny
 from tests.support.native.ops import pool
-from tests.support.native.tiles import DOUBLE_E2M1
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
 
@@ -54,7 +54,9 @@ def random_quantized(
         exponent[rng.random(exponent.shape) < 0.02] += 7
         powers = np.ldexp(1.0, exponent.astype(int) - 128).repeat(32, 1)
         codes = (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)
-        return Mxfp4(codes, exponent), DOUBLE_E2M1.double()[q] * torch.from_numpy(powers)
+        return Mxfp4(codes, exponent), torch.from_numpy(DOUBLE_E2M1).double()[q] * torch.from_numpy(
+            powers
+        )
     groups = columns // 32 if scheme in ("int4", "fp8-block") else 1
     scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
     scale[rng.random(scale.shape) < 0.02] *= 100
