@@ -1,8 +1,9 @@
 """Sizes of packed 8-bit and 4-bit matrices, and which shapes the kernels read. No torch.
 
-A scheme is INT8, FP8, INT4 or MXFP4. INT4 has scales and zero points for groups of columns; INT8
-has them or one scale a row, FP8 has scales of groups or of rows, MXFP4 of groups. A packed matrix
-consists of tiles of 8 rows by 64 bytes a row: see `PackedMatrix`.
+A scheme is a row of `PACKED_SCHEMES`, and the header `kernels/schemes/NAME.cuh` says how the
+kernels compute with its values. INT4 has scales and zero points for groups of columns; INT8 has
+them or one scale a row, FP8 has scales of groups or of rows, MXFP4 and NVFP4 of groups. A packed
+matrix consists of tiles of 8 rows by 64 bytes a row: see `PackedMatrix`.
 """
 
 from collections.abc import Mapping
@@ -32,8 +33,8 @@ class PackedScheme:
     """Rows without groups are not read."""
     multiplies_integers: bool = False
     """One activation row is multiplied in integers."""
-    is_row_major: bool = False
-    """The entries of a row are neighbors in a tile, not those of a group."""
+    scales_elements: bool = False
+    """Scales of groups multiply elements, not sums; a row's entries are neighbors in a tile."""
 
 
 PACKED_SCHEMES: Mapping[str, PackedScheme] = MappingProxyType(
@@ -45,7 +46,8 @@ PACKED_SCHEMES: Mapping[str, PackedScheme] = MappingProxyType(
             64, (32,), 4, 1536, has_zero_points=True, is_grouped=False, multiplies_integers=True
         ),
         "FP8": PackedScheme(64, (32, 64), 2, 1536, is_grouped=False),
-        "MXFP4": PackedScheme(128, (32,), 1, 2048, has_row_scales=False, is_row_major=True),
+        "MXFP4": PackedScheme(128, (32,), 1, 2048, has_row_scales=False, scales_elements=True),
+        "NVFP4": PackedScheme(128, (16,), 1, 2048, scales_elements=True),
     }
 )
 # Schemes with their group sizes; 0: one scale a row.
@@ -92,7 +94,7 @@ def table_shape(scheme: str, group_size: int) -> tuple[int, int]:
     """
     kind = PACKED_SCHEMES[scheme]
     groups = kind.tile_columns // group_size if group_size else 0
-    return (1, groups * kind.entry_bytes) if kind.is_row_major else (groups, kind.entry_bytes)
+    return (1, groups * kind.entry_bytes) if kind.scales_elements else (groups, kind.entry_bytes)
 
 
 def padded_columns(scheme: str, k: int) -> int:

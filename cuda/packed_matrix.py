@@ -23,20 +23,37 @@ LARGEST_MXFP4_SCALE = 128
 _MAX_ZERO_POINT = 1 << 15
 _PACK_BYTES = 1 << 26  # of quantized values that are packed at a time
 _ROW_BYTES = 64  # of a row's quantized values in a tile
+# By which the row scales of NVFP4 make up for the entries of its groups.
+_NVFP4_ENTRY_FACTOR = 2.0**7
 _CHUNK = torch.complex128  # 16 bytes, which torch moves as one element
+
+
+def _entries_of_e4m3() -> Tensor:
+    """Return the entries of the e4m3 numbers without sign by their bits, uint8 [128].
+
+    An entry has five bits of exponent and three of fraction; it means (1 + fraction) · 2^(e − 22).
+    """
+    numbers = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    fraction, exponent = torch.frexp(numbers)  # from 1/2 up to 1
+    entries = (exponent - 1 + 22) * 8 + (16 * fraction - 8)
+    return torch.where(numbers > 0, entries, 0).byte()
+
+
+_ENTRY_OF_E4M3 = _entries_of_e4m3()
 
 
 @dataclass(frozen=True)
 class PackedMatrix:
     """A quantized weight [rows, k] that the kernels multiply with activations of `dtype`.
 
-    `scheme` is INT8, FP8 (e4m3), INT4 or MXFP4 (e2m1). `tiles` uint8 [row blocks, bytes] has a
-    block for every eight rows, and in it a tile for every 64 bytes of a row: 64 bytes of quantized
-    values for each row, and with a `group_size` then, for each group, an fp16 scale and, but for
-    FP8, an fp16 negated zero point for each row. MXFP4 has, for each row, a byte for each group,
-    which means its power of two for `dtype`. Rows and columns are padded to whole tiles with
+    `scheme` is one of `PACKED_SCHEMES`: INT8, FP8 (e4m3), INT4, MXFP4 or NVFP4 (e2m1). `tiles`
+    uint8 [row blocks, bytes] has a block for every eight rows, and in it a tile for every 64 bytes
+    of a row: 64 bytes of quantized values for each row, and with a `group_size` then, for each
+    group, an fp16 scale and, but for FP8, an fp16 negated zero point for each row. MXFP4 and NVFP4
+    have, for each row, a byte for each group, which means its scale: a power of two for `dtype`,
+    or three bits below five of an exponent. Rows and columns are padded to whole tiles with
     elements that mean 0. `row_scale` is fp32 [rows]; None with MXFP4.
-    weight = row_scale · value, row_scale · scale · (value − zero point), or scale · value.
+    weight = row_scale · value, or row_scale · scale · (value − zero point).
 
     Raises `ValueError` unless the tensors have the shapes and dtypes of this scheme.
     """
@@ -175,21 +192,46 @@ def pack_mxfp4(values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatri
     uint8 [rows, k / 32] is up to `LARGEST_MXFP4_SCALE`. With fp16, weights below 2^−14 are rounded
     to its subnormal numbers.
     """
-    rows, groups = scale.shape
-    k = 2 * values.shape[1]
-    group_size = _group_size("MXFP4", k, k // groups if k % groups == 0 else -1)
     if int(scale.max()) > LARGEST_MXFP4_SCALE:
         raise ValueError(f"MXFP4 with a scale of {int(scale.max())}")
     # The exponent field of the factor that makes weights of elements at the place of `dtype`.
     fields = (scale.int() + (-98 if dtype == torch.float16 else 126)).clamp_(min=0).byte()
-    padding = padded_columns("MXFP4", k) - k
-    num_entries, entry_bytes = table_shape("MXFP4", group_size)
-    table = F.pad(fields, (0, padding // group_size)).view(rows, -1, num_entries, entry_bytes)
+    return _pack_e2m1("MXFP4", values, fields, None, dtype)
+
+
+def pack_nvfp4(
+    values: Tensor, scale: Tensor, row_scale: Tensor, dtype: torch.dtype
+) -> PackedMatrix:
+    """Pack weight[r, c] = row_scale[r] · e4m3(scale[r, g]) · e2m1(values[r, c]), g = c // 16.
+
+    `values` uint8 [rows, k / 2] has two columns a byte, the lower column in the lower half; it is
+    overwritten. `scale` uint8 [rows, k / 16] has no NaN, `row_scale` is fp32 [rows].
+    """
+    # A scale that is negative or 0 has no entry: it is left to its elements.
+    for odd, kept, flipped in ((scale > 128, 0xFF, 0x88), (scale & 127 == 0, 0, 0)):
+        if odd.any():
+            groups = values.view(*scale.shape, -1)
+            groups[odd] = groups[odd] & kept ^ flipped
+    entries = _ENTRY_OF_E4M3.to(scale.device)[(scale & 127).long()]
+    return _pack_e2m1("NVFP4", values, entries, row_scale * _NVFP4_ENTRY_FACTOR, dtype)
+
+
+def _pack_e2m1(
+    scheme: str, values: Tensor, entries: Tensor, row_scale: Tensor | None, dtype: torch.dtype
+) -> PackedMatrix:
+    """Pack elements with the entries of their groups, uint8 [rows, groups]."""
+    rows, groups = entries.shape
+    k = 2 * values.shape[1]
+    group_size = _group_size(scheme, k, k // groups if k % groups == 0 else -1)
+    padding = padded_columns(scheme, k) - k
+    # Those of four threads' octets come first that the threads of the first columns need.
+    words = F.pad(entries, (0, padding // group_size)).view(rows, -1, 4, 32 // group_size)
+    table = words.transpose(2, 3).reshape(rows, -1, *table_shape(scheme, group_size))
 
     def tile_rows(part: slice) -> tuple[Tensor, Tensor]:
         return _nibbles_to_thread_order(F.pad(values[part], (0, padding // 2))), table[part]
 
-    return _pack("MXFP4", dtype, (rows, k), tile_rows, None, group_size, values.device)
+    return _pack(scheme, dtype, (rows, k), tile_rows, row_scale, group_size, values.device)
 
 
 def _pack_groups(

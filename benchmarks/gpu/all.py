@@ -155,6 +155,8 @@ SUBJECTS: dict[str, tuple[Callable[[Subject], Iterator[Figure]], ...]] = {
     "granite-4-h-tiny": (decode,),
     "gemma-3-4b": (decode,),
     "qwen3-next-80b-a3b:int4": (decode,),
+    "llama-3.1-8b:nvfp4": (decode, prefill),
+    "qwen3-30b-a3b:nvfp4": (decode,),
 }
 
 

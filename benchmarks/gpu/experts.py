@@ -46,6 +46,7 @@ SHAPES = {
 SCHEMES = {
     "bf16": ("PLAIN", 0),
     "mxfp4": ("MXFP4", 32),
+    "nvfp4": ("NVFP4", 16),
     "int4": ("INT4", 128),
     "int8": ("INT8", 0),
     "fp8": ("FP8", 0),
@@ -57,6 +58,7 @@ CASES = [
     "granite-4-h-tiny:bf16",
     "qwen3-next-80b-a3b:int4",
     "qwen3-30b-a3b:int4",
+    "qwen3-30b-a3b:nvfp4",
     "qwen3-30b-a3b:int8",
     "qwen3-30b-a3b:fp8",
 ]

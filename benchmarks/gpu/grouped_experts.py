@@ -42,6 +42,7 @@ SHAPES = [
     Shape("DeepSeek-V2-Lite bf16", 64, 6, 2048, 1408),
     Shape("Qwen3-30B-A3B bf16", 128, 8, 2048, 768),
     Shape("Qwen3-30B-A3B int4, groups of 128", 128, 8, 2048, 768, "INT4"),
+    Shape("Qwen3-30B-A3B nvfp4", 128, 8, 2048, 768, "NVFP4"),
     Shape("Qwen3-30B-A3B int8", 128, 8, 2048, 768, "INT8"),
 ]
 
@@ -55,7 +56,7 @@ def random_matrices(
 ) -> tuple[ExpertMatrices, list[torch.Tensor]]:
     """Matrices of a layer, with the tensors that hold them."""
     num_experts, scheme = shape.experts, shape.scheme
-    group_size = {"INT4": 128, "MXFP4": 32}.get(scheme, 0)
+    group_size = {"INT4": 128, "MXFP4": 32, "NVFP4": 16}.get(scheme, 0)
     if scheme == "PLAIN":
         tensor = torch.empty(num_experts, rows, columns, device="cuda", dtype=torch.bfloat16)
         tensor.normal_(std=columns**-0.5)

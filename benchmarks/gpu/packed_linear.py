@@ -34,6 +34,7 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
     pack_mxfp4,
+    pack_nvfp4,
 )
 from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
@@ -48,6 +49,7 @@ SCHEMES = (
     "int4-32",
     "int8-32",
     "mxfp4-32",
+    "nvfp4-16",
 )
 DTYPE = torch.bfloat16
 _BYTES = 2**29  # of distinct matrices in a graph, several times L2
@@ -72,6 +74,9 @@ def random_matrix(scheme: str, rows: int, k: int) -> Matrix:
     if scheme == "mxfp4-32":
         powers = torch.full((rows, groups), 118, dtype=torch.uint8, device="cuda")
         return pack_mxfp4(values[:, : k // 2].contiguous(), powers, DTYPE)
+    if scheme == "nvfp4-16":
+        e4m3 = torch.randint(0, 127, (rows, groups), dtype=torch.uint8, device="cuda")
+        return pack_nvfp4(values[:, : k // 2].contiguous(), e4m3, scale, DTYPE)
     zero_points = torch.randint(0, 16, (rows, groups), device="cuda").float()
     if scheme == "int8-32":
         return pack_int8_groups(values, scales / 16, zero_points + 120, DTYPE)

@@ -188,8 +188,10 @@ def memory_line(info: EngineInfo) -> str:
     workspace = (
         f" · activations {info.workspace_bytes / 1e9:.2f} GB" if info.workspace_bytes else ""
     )
+    scales = info.unread_input_scales
+    unread = f", {scales} scales of activations not used" if scales else ""
     kv_dtype = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
     return (
-        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit} · "
+        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit}{unread} · "
         f"cache for {info.cache_tokens} tokens{kv_dtype} {cache / 1e9:.2f} GB{unit}{workspace}"
     )

@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--quantize",
-    type=click.Choice(["int8", "int4", "fp8", "fp8-block", "mxfp4", "w8a8-int8", "w8a8-fp8"]),
+    type=click.Choice(
+        ["int8", "int4", "fp8", "fp8-block", "mxfp4", "nvfp4", "w8a8-int8", "w8a8-fp8"]
+    ),
     help="Quantize the layers' matrices; w8a8 also quantizes their inputs.",
 )
 @click.option(

@@ -20,6 +20,7 @@ from swiftchat.weights.quantization.scheme import (
     Int8,
     Int8Groups,
     Mxfp4,
+    Nvfp4,
     QuantizedMatrix,
     Scheme,
     Spans,
@@ -33,7 +34,14 @@ RESERVED_FRACTION = 0.15
 _PACKED = QUANTIZABLE | {"embed", "lm_head"}
 _DEQUANTIZED = frozenset({"kv_b"})  # used in parts, see `engine.reference.latent_attention`
 _KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
-    {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8", Mxfp4: "MXFP4"}
+    {
+        Int4: "INT4",
+        Int8: "INT8",
+        Int8Groups: "INT8",
+        Float8: "FP8",
+        Mxfp4: "MXFP4",
+        Nvfp4: "NVFP4",
+    }
 )
 
 

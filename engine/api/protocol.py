@@ -58,7 +58,8 @@ class EngineInfo:
     reads only one row of them per token; `expert_bytes` is the part in routed experts, of which a
     token reads the chosen ones. `workspace_bytes` is the memory of the activations of the native
     CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless an answer
-    uses one of `SamplingParams.host_controls`. `note` is for the user, for example why a GPU is
+    uses one of `SamplingParams.host_controls`. `unread_input_scales` of the files would quantize
+    activations that are not. `note` is for the user, for example why a GPU is
     not used.
     """
 
@@ -78,6 +79,7 @@ class EngineInfo:
     expert_bytes: int = 0
     workspace_bytes: int = 0
     replays_steps: bool = False
+    unread_input_scales: int = 0
     note: str = ""
 
     def to_wire(self) -> Message:

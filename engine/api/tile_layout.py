@@ -13,12 +13,13 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8,
     Mxfp4,
+    Nvfp4,
     Scheme,
     Spans,
     sliced_group_size,
 )
 
-Tables = Literal["fp16", "fp32", "e8m0", "bytes", "nibbles"]
+Tables = Literal["fp16", "fp32", "e8m0", "e4m3", "bytes", "nibbles"]
 
 _TILE_ROWS, _BLOCK_COLS, _ALIGNMENT_BYTES = 16, 32, 64
 # Bits of a value; `engine/cpu/kernels/tile_values.h` has what they stand for.
@@ -39,7 +40,7 @@ _VALUE_BITS: Mapping[str, int] = MappingProxyType(
     }
 )
 _ENTRY_BITS: Mapping[Tables, int] = MappingProxyType(
-    {"fp16": 16, "fp32": 32, "e8m0": 8, "bytes": 8, "nibbles": 4}
+    {"fp16": 16, "fp32": 32, "e8m0": 8, "e4m3": 8, "bytes": 8, "nibbles": 4}
 )
 
 
@@ -48,7 +49,8 @@ class TileLayout:
     """Quantized values, with a scale and maybe a minimum for each group of columns.
 
     `group_cols` 0: a scale for each row only. Scales and minimums are floats, or integers (bytes or
-    nibbles) times `unit` times an fp16 factor for each `factor_cols` columns of a row.
+    nibbles) times `unit` times an fp16 factor for each `factor_cols` columns of a row. `unit`
+    multiplies e4m3 scales, too.
     """
 
     values: str
@@ -120,7 +122,7 @@ _BLOCK_LAYOUTS: Mapping[str, TileLayout] = MappingProxyType(
         "TQ1_0": TileLayout("int2", 256, 256, False),
         "TQ2_0": TileLayout("int2", 256, 256, False),
         "MXFP4": TileLayout("e2m1", 256, 32, False, "e8m0"),
-        "NVFP4": TileLayout("e2m1", 256, 16, False),
+        "NVFP4": TileLayout("e2m1", 256, 16, False, "e4m3", unit=0.5),
     }
 )
 BLOCK_TYPES = frozenset(_BLOCK_LAYOUTS)
@@ -168,6 +170,8 @@ def scheme_bytes(scheme: Scheme, rows: int, cols: int, *, exact: bool) -> int | 
     columns = group_cols(scheme.group_size, cols)
     if columns is None:
         return None
+    if scheme.matrix_type is Nvfp4:
+        return TileLayout("e2m1", cols, columns, False, "e4m3").nbytes(rows) + 4 * rows
     if scheme.matrix_type is Mxfp4:
         return TileLayout("e2m1", cols, columns, has_minimum=False, tables="e8m0").nbytes(rows)
     values = "int4" if scheme.matrix_type is Int4 else "int8"

@@ -41,7 +41,8 @@ class TiledMatrix:
     @property
     def description(self) -> str:
         group = f" in groups of {size}" if (size := self.layout.group_cols) else ""
-        values = "mxfp4" if self.layout.tables == "e8m0" else self.layout.values
+        names = {"e8m0": "mxfp4", "e4m3": "nvfp4"}
+        values = names.get(self.layout.tables, self.layout.values)
         return f"{values}{group}"
 
     @property

@@ -14,9 +14,9 @@ from swiftchat.engine.api.tile_layout import TileLayout
 from swiftchat.engine.cpu.large_pages import LargePages
 from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.native import TILE_ROWS, Matrix, PackError, PackSource
-from swiftchat.engine.cpu.pack_source import Source, array_source, block_source
+from swiftchat.engine.cpu.pack_source import Source, Tiled, array_source, block_source
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups, Mxfp4
+from swiftchat.weights.quantization.scheme import GgufBlocks
 
 _THREAD_BYTES = 1 << 20  # of tiles that a thread packs at a time
 
@@ -39,9 +39,7 @@ class Packer:
         self._num_threads = num_threads
         self._pages = LargePages()
 
-    def pack(
-        self, parts: Sequence[Int4 | Int8 | Int8Groups | Mxfp4], *, exact: bool
-    ) -> list[TiledMatrix] | None:
+    def pack(self, parts: Sequence[Tiled], *, exact: bool) -> list[TiledMatrix] | None:
         """Pack the parts one below the other; neighbors of one layout become one matrix.
 
         Rows of two parts never share a tile. Returns None if tiles cannot have a part's groups.

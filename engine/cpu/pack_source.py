@@ -16,7 +16,14 @@ from swiftchat.engine.api.tile_layout import (
 )
 from swiftchat.engine.cpu.native import INT4_CENTER, PackSource, SourceKind
 from swiftchat.weights.formats.ggml_grids import grid
-from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups, Mxfp4
+from swiftchat.weights.quantization.scheme import (
+    GgufBlocks,
+    Int4,
+    Int8,
+    Int8Groups,
+    Mxfp4,
+    Nvfp4,
+)
 
 Spans = Sequence[tuple[int, int]]
 Floats = npt.NDArray[np.float32]
@@ -24,6 +31,8 @@ Floats = npt.NDArray[np.float32]
 _SMALLEST_NORMAL, _LARGEST = 2.0**-14, 65504.0  # of fp16
 _MAX_SHIFT = 100  # exponent of a power of two that fp32 holds, and its reciprocal
 _INT8_CENTER = 128
+
+Tiled = Int4 | Int8 | Int8Groups | Mxfp4 | Nvfp4
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ def block_source(matrix: GgufBlocks) -> Source:
     )
 
 
-def array_source(matrix: Int4 | Int8 | Int8Groups | Mxfp4, *, exact: bool) -> Source | None:
+def array_source(matrix: Tiled, *, exact: bool) -> Source | None:
     """Return the source for a matrix; None: tiles cannot have its groups."""
     values = matrix.values
     cols = values.shape[1]
@@ -97,8 +106,13 @@ def array_source(matrix: Int4 | Int8 | Int8Groups | Mxfp4, *, exact: bool) -> So
     if columns is None:
         return None
     tables = [np.ascontiguousarray(matrix.scale, np.float32)]
+    row_scale: Floats | None = None
     if isinstance(matrix, Mxfp4):
         layout, multiplier = TileLayout("e2m1", cols, columns, False, "e8m0"), 1.0
+    elif isinstance(matrix, Nvfp4):
+        # Numbers of e2m1 are twice as large.
+        layout, multiplier = TileLayout("e2m1", cols, columns, False, "e4m3", unit=0.5), 1.0
+        row_scale = matrix.row_scale
     else:
         tables += _minimums(matrix)
         is_wide, multiplier = _table_width(tables, exact=exact)
@@ -108,7 +122,7 @@ def array_source(matrix: Int4 | Int8 | Int8Groups | Mxfp4, *, exact: bool) -> So
     struct.group_cols, struct.table_stride = cols // num_groups, num_groups
     struct.scale = tables[0].ctypes.data
     struct.minimum = tables[1].ctypes.data if len(tables) > 1 else None
-    return Source(struct, [(0, cols)], layout, multiplier, references=(values, *tables))
+    return Source(struct, [(0, cols)], layout, multiplier, row_scale, references=(values, *tables))
 
 
 def _minimums(matrix: Int4 | Int8Groups) -> list[Floats]:

@@ -256,7 +256,8 @@ def _engine_info(
     config, weights, stages = setup.config, decoder.weights, decoder.stages
     dtype = dtype_name(setup.dtype)
     is_dequantized = setup.is_quantized and not has_quantized(weights)
-    unread = [] if setup.checkpoint is None else setup.checkpoint.unread
+    checkpoint = setup.checkpoint
+    unread = [] if checkpoint is None else checkpoint.unread
     notes = cpu_note(config.device, setup.device), unread_note(unread)
     return EngineInfo(
         device=describe_device(setup.device, setup.back_end.description, is_dequantized),
@@ -274,5 +275,6 @@ def _engine_info(
         load_s=time.perf_counter() - started,
         tp=decoder.ranks.size,
         pp=stages.size,
+        unread_input_scales=0 if checkpoint is None else checkpoint.unread_input_scales,
         note="; ".join(filter(None, notes)),
     )

@@ -30,6 +30,7 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8,
     Mxfp4,
+    Nvfp4,
     QuantizedMatrix,
     Scheme,
     slice_matrix,
@@ -37,7 +38,7 @@ from swiftchat.weights.quantization.scheme import (
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
-_BETWEEN_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # bounds of the sizes of MXFP4's numbers
+_BETWEEN_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # bounds of the sizes of e2m1's numbers
 _BRANCH_ENDS = ("o", "down", "expert_down", "experts_down", "shared_down", "mixer_out")
 
 
@@ -193,11 +194,16 @@ def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:
         groups = matrix.float().view(num_rows, -1, group)
         # The largest of a group becomes 4 or 6.
         exponents = torch.frexp(groups.abs().amax(2)).exponent - 3
-        scaled = torch.ldexp(groups, -exponents.unsqueeze(2)).view(num_rows, -1)
-        between = torch.tensor(_BETWEEN_E2M1, device=matrix.device)
-        elements = torch.bucketize(scaled.abs(), between) + 8 * scaled.signbit()
-        low, high = elements.byte().view(num_rows, -1, 2).unbind(2)
-        return Mxfp4(_numpy(low | high << 4), _numpy((exponents + 127).byte()))
+        elements = _e2m1(torch.ldexp(groups, -exponents.unsqueeze(2)))
+        return Mxfp4(elements, _numpy((exponents + 127).byte()))
+    if kind is Nvfp4:
+        groups = matrix.float().view(num_rows, -1, group)
+        largest = groups.abs().amax(2) / 6
+        row_scale = (largest.amax() / 448).expand(num_rows)
+        scale = (largest / row_scale.unsqueeze(1)).to(torch.float8_e4m3fn)
+        wide = scale.float() * row_scale.unsqueeze(1)
+        elements = _e2m1(groups / wide.unsqueeze(2))
+        return Nvfp4(elements, _numpy(scale.view(torch.uint8)), _numpy(row_scale))
     groups = matrix.view(num_rows, -1, group) if group else matrix.unsqueeze(1)
     largest = groups.abs().amax(2, keepdim=True).float()
     if kind is Int8:
@@ -206,6 +212,15 @@ def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:
         return Int8(_numpy(values), _numpy(largest[:, 0] / 127))
     bits = (groups * (448 / largest)).to(torch.float8_e4m3fn).view(torch.uint8)
     return Float8(_numpy(bits.view(num_rows, -1)), _numpy(largest[:, :, 0] / 448))
+
+
+def _e2m1(groups: Tensor) -> npt.NDArray[Any]:
+    """Return the elements nearest to the numbers of groups, [rows, groups, size], two a byte."""
+    scaled = groups.flatten(1)
+    between = torch.tensor(_BETWEEN_E2M1, device=groups.device)
+    elements = torch.bucketize(scaled.abs(), between) + 8 * scaled.signbit()
+    low, high = elements.byte().view(len(scaled), -1, 2).unbind(2)
+    return _numpy(low | high << 4)
 
 
 def _copy(weight: GpuQuantizedWeight) -> GpuQuantizedWeight:

@@ -12,9 +12,10 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
     pack_mxfp4,
+    pack_nvfp4,
 )
 from tests.support.kernels.case import Inputs
-from tests.support.kernels.packed_matrices import nibbles_to_column_order, packed, parts
+from tests.support.kernels.packed_matrices import E2M1, nibbles_to_column_order, packed, parts
 
 
 def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:
@@ -118,6 +119,38 @@ def test_mxfp4_packing_is_lossless(rows: int, k: int, dtype: torch.dtype) -> Non
             factors = (fields.int() << mantissa_bits).short().view(dtype).double()
             assert torch.equal(factors[: len(stored)] * 2.0**-shift, 2.0 ** (stored - 127))
             assert not fields[len(stored) :].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "k"), [(5, 128), (3, 16), (9, 656)])
+def test_nvfp4_packing_is_lossless(rows: int, k: int, dtype: torch.dtype) -> None:
+    """The byte of a group is 2^7 times its scale at the place of fp16's bits.
+
+    A row has eight: four for the columns 32p … 32p + 15, then four for the others. Elements take
+    the signs of scales and the zeros.
+    """
+    torch.manual_seed(k)
+    elements = torch.randint(0, 16, (rows, k), dtype=torch.uint8)
+    scale = torch.randint(0, 256, (rows, k // 16), dtype=torch.uint8)
+    scale[(scale & 127) == 127] = 0  # NaN
+    scale[0, 0] = 128  # -0
+    row_scale = torch.rand(rows)
+    values = elements[:, 0::2] | elements[:, 1::2] << 4
+    matrix = pack_nvfp4(values, scale, row_scale, dtype)
+    assert matrix.shape == (rows, k) and torch.equal(matrix.row_scale, 128 * row_scale)
+    assert matrix.nbytes == packed_bytes("NVFP4", rows, k, 16)
+    tiles = matrix.tiles.view(len(matrix.tiles), -1, 8 * 72)
+    numbers = torch.tensor(E2M1, dtype=torch.float64)
+    wide = scale.view(torch.float8_e4m3fn).double().repeat_interleave(16, 1)
+    expected = torch.zeros(rows, tiles.shape[1] * 128, dtype=torch.float64)
+    expected[:, :k] = numbers[elements.long()] * wide
+    for row in range(rows):
+        for tile, own in enumerate(tiles[row // 8]):
+            stored = own[512:].view(8, 2, 4)[row % 8].T.flatten()
+            factors = (stored.short() << 7).view(torch.float16).double() / 128
+            found = numbers[nibbles_to_column_order(own[row % 8 * 64 :][:64])]
+            found = found * factors.repeat_interleave(16)
+            assert torch.equal(found, expected[row, tile * 128 :][:128])
 
 
 def test_mxfp4_scales_above_two_are_refused() -> None:

@@ -113,17 +113,45 @@ def fp8_blocks(
     return pack
 
 
-def mxfp4(weight: torch.Tensor) -> Packed:
+def e2m1(groups: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return elements, two a byte, and their values for groups [rows, groups, size]."""
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    scaled = groups / scale.unsqueeze(2)
+    nearest = (scaled.abs().unsqueeze(-1) - numbers).abs().argmin(-1)
+    values = numbers[nearest] * scaled.sign() * scale.unsqueeze(2)
+    bits = (nearest + 8 * (scaled < 0)).byte().view(len(groups), -1, 2)
+    return bits[..., 0] | bits[..., 1] << 4, values.flatten(1)
+
+
+def mxfp4(weight: torch.Tensor) -> Packed:
     groups = weight.reshape(len(weight), -1, 32)
     exponent = groups.abs().amax(2).log2().floor() - 2
-    scaled = groups / exponent.exp2().unsqueeze(2)
-    nearest = (scaled.abs().unsqueeze(-1) - numbers).abs().argmin(-1)
-    values = numbers[nearest] * scaled.sign() * exponent.exp2().unsqueeze(2)
-    bits = (nearest + 8 * (scaled < 0)).byte().view(len(weight), -1, 2)
-    packed = bits[..., 0] | bits[..., 1] << 4
-    tensors = {"weight_packed": packed, "weight_scale": (exponent + 127).byte()}
-    return tensors, values.view(weight.shape)
+    packed, values = e2m1(groups, exponent.exp2())
+    return {"weight_packed": packed, "weight_scale": (exponent + 127).byte()}, values
+
+
+def compressed_nvfp4(weight: torch.Tensor) -> Packed:
+    groups = weight.reshape(len(weight), -1, 16)
+    divisor = 6 * 448 / weight.abs().amax().reshape(1)
+    scale = (groups.abs().amax(2) / 6 * divisor).to(torch.float8_e4m3fn)
+    packed, values = e2m1(groups, scale.float() / divisor)
+    parts = {"weight_scale": scale, "weight_global_scale": divisor}
+    return {"weight_packed": packed, **parts, "input_global_scale": torch.ones(1)}, values
+
+
+def modelopt_nvfp4(weight: torch.Tensor) -> Packed:
+    groups = weight.reshape(len(weight), -1, 16)
+    factor = weight.abs().amax() / (6 * 448)
+    scale = (groups.abs().amax(2) / 6 / factor).to(torch.float8_e4m3fn)
+    packed, values = e2m1(groups, scale.float() * factor)
+    parts = {"weight_scale": scale, "weight_scale_2": factor}
+    return {"weight": packed, **parts, "input_scale": torch.tensor(0.5)}, values
+
+
+def modelopt_fp8(weight: torch.Tensor) -> Packed:
+    scale = weight.abs().amax() / 448
+    q = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale": scale, "input_scale": torch.ones(())}, q.float() * scale
 
 
 def nf4(weight: torch.Tensor) -> Packed:
@@ -157,6 +185,12 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_threshold": 6.0}
+MODELOPT = {
+    "quant_method": "modelopt",
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    "producer": {"name": "modelopt", "version": "0.37.0"},
+}
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
     "gptq-2": ({**GPTQ, "bits": 2}, gptq(2)),
     "gptq-3": ({**GPTQ, "bits": 3}, gptq(3)),
@@ -202,6 +236,20 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
         ),
         mxfp4,
     ),
+    "compressed-nvfp4": (
+        compressed(
+            "nvfp4-pack-quantized",
+            num_bits=4,
+            type="float",
+            strategy="tensor_group",
+            group_size=16,
+            scale_dtype="torch.float8_e4m3fn",
+            zp_dtype="torch.float8_e4m3fn",
+        ),
+        compressed_nvfp4,
+    ),
+    "modelopt-nvfp4": (MODELOPT | {"quant_algo": "NVFP4"}, modelopt_nvfp4),
+    "modelopt-fp8": (MODELOPT | {"quant_algo": "FP8"}, modelopt_fp8),
     "nf4": (BITSANDBYTES, nf4),
     "int8": ({**BITSANDBYTES, "load_in_4bit": False, "load_in_8bit": True}, int8),
 }

@@ -167,13 +167,18 @@ def _iq4_nl(blocks: Bytes) -> Floats:
     return float16_at(blocks, 0) * IQ4_VALUES[unpack_nibbles(blocks[:, 2:], 16)]
 
 
-def _iq4_xs(blocks: Bytes) -> Floats:
-    """half d, upper 2 bits and lower 4 of scale[8], 4-bit q[256]: d·(scale − 32)·table[q]."""
+def iq4_xs_scales(blocks: Bytes) -> Floats:
+    """Return the eight scales of blocks of IQ4_XS."""
     upper = view_of(blocks, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
     lower = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)) & LOW_4_BITS
     six_bits = lower.reshape(-1, 8) | ((upper.astype(np.uint8) & THREE) << FOUR)
-    scales = float16_at(blocks, 0) * (six_bits.view(np.int8) - np.int8(32)).astype(np.float32)
-    return scaled(IQ4_VALUES[unpack_nibbles(blocks[:, 8:], 16)], scales).reshape(len(blocks), 256)
+    return float16_at(blocks, 0) * (six_bits.view(np.int8) - np.int8(32)).astype(np.float32)
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    """half d, upper 2 bits and lower 4 of scale[8], 4-bit q[256]: d·(scale − 32)·table[q]."""
+    values = IQ4_VALUES[unpack_nibbles(blocks[:, 8:], 16)]
+    return scaled(values, iq4_xs_scales(blocks)).reshape(len(blocks), 256)
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
@@ -226,6 +231,16 @@ def _q1_0(blocks: Bytes) -> Floats:
     return float16_at(blocks, 0) * (2 * bits - 1)
 
 
+def _products(parts: Callable[[Bytes], tuple[Floats, Floats]]) -> Callable[[Bytes], Floats]:
+    """Return the function that multiplies scales by values, those of `parts`."""
+
+    def to_float32(blocks: Bytes) -> Floats:
+        scales, values = parts(blocks)
+        return scaled(values, scales).reshape(len(blocks), 256)
+
+    return to_float32
+
+
 def _halves_at(*offsets: int) -> Callable[[Bytes], Floats]:
     return lambda blocks: np.concatenate([float16_at(blocks, at) for at in offsets], axis=1)
 
@@ -255,13 +270,13 @@ BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
         "Q5_K": BlockType(256, 176, _q5_k, _halves_at(0, 2)),
         "Q6_K": BlockType(256, 210, _q6_k, _halves_at(208)),
         "Q8_K": BlockType(256, 292, _q8_k, _q8_k),
-        "IQ1_S": BlockType(256, 50, grids.iq1_s, _halves_at(0)),
-        "IQ1_M": BlockType(256, 56, grids.iq1_m, grids.iq1_m_scale),
-        "IQ2_XXS": BlockType(256, 66, grids.iq2_xxs, _halves_at(0)),
-        "IQ2_XS": BlockType(256, 74, grids.iq2_xs, _halves_at(0)),
-        "IQ2_S": BlockType(256, 82, grids.iq2_s, _halves_at(0)),
-        "IQ3_XXS": BlockType(256, 98, grids.iq3_xxs, _halves_at(0)),
-        "IQ3_S": BlockType(256, 110, grids.iq3_s, _halves_at(0)),
+        "IQ1_S": BlockType(256, 50, _products(grids.iq1_s), _halves_at(0)),
+        "IQ1_M": BlockType(256, 56, _products(grids.iq1_m), grids.iq1_m_scale),
+        "IQ2_XXS": BlockType(256, 66, _products(grids.iq2_xxs), _halves_at(0)),
+        "IQ2_XS": BlockType(256, 74, _products(grids.iq2_xs), _halves_at(0)),
+        "IQ2_S": BlockType(256, 82, _products(grids.iq2_s), _halves_at(0)),
+        "IQ3_XXS": BlockType(256, 98, _products(grids.iq3_xxs), _halves_at(0)),
+        "IQ3_S": BlockType(256, 110, _products(grids.iq3_s), _halves_at(0)),
         "IQ4_NL": BlockType(32, 18, _iq4_nl, _halves_at(0)),
         "IQ4_XS": BlockType(256, 136, _iq4_xs, _halves_at(0)),
         "TQ1_0": BlockType(256, 54, _tq1_0, _halves_at(52)),

@@ -4,8 +4,9 @@ A grid is a set of vectors of 8 or 4 digits. Its points in ascending order, the 
 lowest, have the indices that blocks store. `ggml_grids.bin` has a bit for each possible vector, one
 grid after another, in whole bytes, the lowest bit first.
 
-Functions of types are as in `ggml_dequantize`: they take blocks uint8 [blocks, block bytes] and
-return float32 [blocks, 256]. Their docstrings give the fields of a block.
+The function of a type takes blocks as uint8 [blocks, block bytes] and returns its scales, float32
+[blocks, n], and values, float32 [blocks, 256]; a scale belongs to 256 / n of them. Docstrings give
+the fields of a block and the value of an element.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ import numpy.typing as npt
 
 from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.formats.ggml_unpack import FOUR, LOW_4_BITS, float16_at, view_of
+
+ScalesAndValues = tuple[Floats, Floats]
 
 _FILE = Path(__file__).with_name("ggml_grids.bin")
 # In the order of the file: the number of possible digits, and digits of a point.
@@ -78,35 +81,29 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.stack([packed & LOW_4_BITS, packed >> FOUR], 2).reshape(len(packed), -1)
 
 
-def _times(scales: Floats, values: Floats) -> Floats:
-    """Multiply values [blocks, 256] by the scales [blocks, n] of equal runs of them."""
-    products: Floats = scales[:, :, None] * values.reshape(*scales.shape, -1)
-    return products.reshape(len(values), 256)
-
-
 def _quarter_scales(blocks: Bytes, scales: npt.NDArray[np.unsignedinteger]) -> Floats:
     half_steps = scales.astype(np.float32) + np.float32(0.5)
     return float16_at(blocks, 0) * half_steps * np.float32(0.25)
 
 
-def iq2_xxs(blocks: Bytes) -> Floats:
+def iq2_xxs(blocks: Bytes) -> ScalesAndValues:
     """half d, of each 32 values: index[4], 7 signs[4] and 4-bit scale: d·(scale + ½)/4·±value."""
     words = view_of(blocks, 2, 66, "<u4").reshape(len(blocks), 8, 2)
     indices = np.ascontiguousarray(words[:, :, 0]).view(np.uint8).astype(np.uint16)
     signs = _signs_of_7_bits(words[:, :, 1, None] >> np.array([0, 7, 14, 21], np.uint32))
     values = _points(indices.reshape(len(blocks), 32), "IQ2_XXS", IQ2_VALUES) * signs
-    return _times(_quarter_scales(blocks, words[:, :, 1] >> 28), values)
+    return _quarter_scales(blocks, words[:, :, 1] >> 28), values
 
 
-def iq2_xs(blocks: Bytes) -> Floats:
+def iq2_xs(blocks: Bytes) -> ScalesAndValues:
     """half d, 9-bit index and 7 signs[32], 4-bit scale[16]: d·(scale + ½)/4·±value."""
     words = view_of(blocks, 2, 66, "<u2")
     signs = _signs_of_7_bits((words >> 9).astype(np.uint32))
     values = _points(words & np.uint16(511), "IQ2_XS", IQ2_VALUES) * signs
-    return _times(_quarter_scales(blocks, _nibbles(blocks[:, 66:74])), values)
+    return _quarter_scales(blocks, _nibbles(blocks[:, 66:74])), values
 
 
-def iq2_s(blocks: Bytes) -> Floats:
+def iq2_s(blocks: Bytes) -> ScalesAndValues:
     """half d, low index byte[32], 8 signs[32], 2 high index bits[32], 4-bit scale[16].
 
     d·(scale + ½)/4·±value.
@@ -114,18 +111,18 @@ def iq2_s(blocks: Bytes) -> Floats:
     high = (blocks[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8)) & np.uint8(3)
     indices = blocks[:, 2:34] | (high.reshape(-1, 32).astype(np.uint16) << 8)
     values = _points(indices, "IQ2_S", IQ2_VALUES) * _signs(blocks[:, 34:66])
-    return _times(_quarter_scales(blocks, _nibbles(blocks[:, 74:82])), values)
+    return _quarter_scales(blocks, _nibbles(blocks[:, 74:82])), values
 
 
-def iq3_xxs(blocks: Bytes) -> Floats:
+def iq3_xxs(blocks: Bytes) -> ScalesAndValues:
     """half d, index[64], of each 32 values: 7 signs[4], 4-bit scale: d·(scale + ½)/2·±value."""
     words = view_of(blocks, 66, 98, "<u4")
     signs = _signs_of_7_bits(words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32))
     values = _points(blocks[:, 2:66].astype(np.uint16), "IQ3_XXS", IQ3_XXS_VALUES) * signs
-    return _times(2 * _quarter_scales(blocks, words >> 28), values)
+    return 2 * _quarter_scales(blocks, words >> 28), values
 
 
-def iq3_s(blocks: Bytes) -> Floats:
+def iq3_s(blocks: Bytes) -> ScalesAndValues:
     """half d, low index byte[64], ninth index bit[64], 8 signs[32], 4-bit scale[8].
 
     d·(2·scale + 1)·±value.
@@ -133,17 +130,18 @@ def iq3_s(blocks: Bytes) -> Floats:
     ninth = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16) << 8
     values = _points(blocks[:, 2:66] | ninth, "IQ3_S", IQ3_S_VALUES) * _signs(blocks[:, 74:106])
     scales = 2 * _nibbles(blocks[:, 106:110]).astype(np.float32) + 1
-    return _times(float16_at(blocks, 0) * scales, values)
+    return float16_at(blocks, 0) * scales, values
 
 
-def _with_delta(scales: Floats, indices: npt.NDArray[np.uint16], is_negative: Bytes) -> Floats:
-    """scale·(value ± ⅛); the signs [blocks, n] belong to equal runs of values."""
+def _with_delta(indices: npt.NDArray[np.uint16], is_negative: Bytes) -> Floats:
+    """Return value ± ⅛; the signs [blocks, n] belong to equal runs of values."""
     values = _points(indices, "IQ1", IQ1_VALUES).reshape(*is_negative.shape, -1)
     deltas = np.where(is_negative, -_IQ1_DELTA, _IQ1_DELTA)
-    return _times(scales, (values + deltas[:, :, None]).reshape(len(values), 256))
+    moved: Floats = values + deltas[:, :, None]
+    return moved.reshape(len(values), 256)
 
 
-def iq1_s(blocks: Bytes) -> Floats:
+def iq1_s(blocks: Bytes) -> ScalesAndValues:
     """half d, low index byte[32], of each 32 values: 3 high index bits[4], 3-bit scale, sign.
 
     d·(2·scale + 1)·(value ± ⅛).
@@ -152,7 +150,8 @@ def iq1_s(blocks: Bytes) -> Floats:
     high = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16)) & np.uint16(7)
     scales = 2 * ((words >> 12) & 7).astype(np.float32) + 1
     indices = blocks[:, 2:34] | (high.reshape(-1, 32) << 8)
-    return _with_delta(float16_at(blocks, 0) * scales, indices, (words >> 15).astype(np.uint8))
+    values = _with_delta(indices, (words >> 15).astype(np.uint8))
+    return float16_at(blocks, 0) * scales, values
 
 
 def iq1_m_scale(blocks: Bytes) -> Floats:
@@ -162,7 +161,7 @@ def iq1_m_scale(blocks: Bytes) -> Floats:
     return d.view(np.float16).astype(np.float32)[:, None]
 
 
-def iq1_m(blocks: Bytes) -> Floats:
+def iq1_m(blocks: Bytes) -> ScalesAndValues:
     """Low index byte[32], 3 high index bits and sign[32], of each 64 values: 3-bit scale[4], ¼ d.
 
     d·(2·scale + 1)·(value ± ⅛).
@@ -172,4 +171,4 @@ def iq1_m(blocks: Bytes) -> Floats:
     words = view_of(blocks, 48, 56, "<u2")
     three_bits = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16)) & np.uint16(7)
     scales = 2 * three_bits.reshape(-1, 16).astype(np.float32) + 1
-    return _with_delta(iq1_m_scale(blocks) * scales, indices, high >> np.uint8(3))
+    return iq1_m_scale(blocks) * scales, _with_delta(indices, high >> np.uint8(3))

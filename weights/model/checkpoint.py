@@ -31,7 +31,7 @@ from swiftchat.weights.formats.weight_files import (
     parse_weight_map,
 )
 from swiftchat.weights.model.tensor_prefix import with_standard_names
-from swiftchat.weights.model.unread import unread_tensors
+from swiftchat.weights.model.unread import unread_input_scales, unread_tensors
 from swiftchat.weights.parallel.rank_files import (
     rank_file_name,
     read_rank_file,
@@ -76,7 +76,7 @@ class Checkpoint:
     one rank, `shard` is that shard. `check` sets `unused`, the tensors that are not the model's,
     and both checks set `unread`, those of them that belong to its layers. `check_quantized` sets
     `quantized`, the model's tensors that must be dequantized or stay quantized, whose parts are in
-    `tensors`.
+    `tensors`, and `unread_input_scales`, the number of scales of activations that are not used.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Checkpoint:
         self.quantized: Mapping[str, StoredTensor] = {}
         self.unused: list[str] = []
         self.unread: list[str] = []
+        self.unread_input_scales = 0
         self._maps: dict[Path, mmap.mmap] = {}
 
     @property
@@ -193,6 +194,8 @@ class Checkpoint:
         self.unread = [name for name in rest if not _is_zero_bias(name, stored[name])]
         kept = {n: tensor for n, tensor in tensors.items() if tensor.format != "plain"}
         self.quantized = kept | self._rounded(tensors.keys() - kept.keys())
+        read = {name for tensor in kept.values() for name in tensor.parts.values()}
+        self.unread_input_scales = unread_input_scales(self.tensors, read)
 
     def _rounded(self, names: Iterable[str]) -> dict[str, StoredTensor]:
         """Return those of the tensors that are rounded to float32 when they are read."""

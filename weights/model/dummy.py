@@ -14,14 +14,14 @@ from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.dummy_gemma4 import GEMMA4_CONFIGS
 from swiftchat.weights.model.dummy_hybrids import HYBRID_CONFIGS
 from swiftchat.weights.model.dummy_llama4 import LLAMA4_CONFIGS
-from swiftchat.weights.quantization import mxfp4
+from swiftchat.weights.quantization import mxfp4, nvfp4
 from swiftchat.weights.quantization.quantize import (
     FP8_BLOCK,
     QUANTIZABLE,
     W8A8,
     WEIGHT_ONLY,
 )
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Scheme
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Nvfp4, Scheme
 
 # With the columns that share a scale; 0: a scale for each row.
 _SCHEMES: Mapping[str, Scheme] = MappingProxyType(
@@ -31,6 +31,7 @@ _SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "fp8": Scheme(Float8),
         "fp8-block": Scheme(Float8, FP8_BLOCK),
         "mxfp4": Scheme(Mxfp4, mxfp4.GROUP_SIZE),
+        "nvfp4": Scheme(Nvfp4, nvfp4.GROUP_SIZE),
     }
 )
 _SHARED = {

@@ -9,6 +9,7 @@ _LEFTOVERS = re.compile(
     r"rotary_emb\.|\.rotary_pos_emb\.|\.(attn|attention|self_attention)\.(masked_)?bias$"
     r"|position_ids$|\.(k|v|q|prob|input|output|act)_scale$"
 )
+_INPUT_SCALE = re.compile(r"\.input_(global_)?scale$")
 _PARAMETERS = (".weight", ".bias")
 
 
@@ -37,6 +38,11 @@ def _owners(name: str) -> list[str]:
     layer = _LAYER.match(name)
     module = name.rpartition(".")[0]
     return [module] if layer is None else [module, layer[1]]
+
+
+def unread_input_scales(names: Iterable[str], read: Container[str]) -> int:
+    """Return how many of a checkpoint's `names` are scales of activations and not `read`."""
+    return sum(bool(_INPUT_SCALE.search(name)) and name not in read for name in names)
 
 
 def unread_note(names: list[str]) -> str:

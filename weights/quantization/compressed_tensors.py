@@ -6,7 +6,9 @@ Layout (the package `compressed-tensors`), for a matrix [rows, columns]: "pack-q
 [⌈rows·bits/32⌉, groups], packed along the rows in the same way. The other formats store `weight`
 as int8 or 8-bit float, with `weight_scale` and `weight_zero_point` per tensor, row, group of
 columns or block. weight = scale·(q − zero_point). "mxfp4-pack-quantized" stores MXFP4 (`mxfp4`):
-`weight_packed` U8 [rows, columns/2] and `weight_scale` U8 [rows, groups]. A layer group with 8-bit
+`weight_packed` U8 [rows, columns/2] and `weight_scale` U8 [rows, groups]; "nvfp4-pack-quantized"
+NVFP4 (`nvfp4`): `weight_packed`, `weight_scale` F8_E4M3 [rows, groups] and `weight_global_scale`
+F32, by which scales are divided. A layer group with 8-bit
 symmetric `input_activations`, per token or tensor, is W8A8 (`scheme.ActivationQuantization`), with
 the scale `input_scale` unless `dynamic`.
 """
@@ -21,7 +23,7 @@ import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.arrays import Floats
-from swiftchat.weights.quantization import mxfp4
+from swiftchat.weights.quantization import mxfp4, nvfp4
 from swiftchat.weights.quantization.fp8 import FLOAT8, scaled_tensor
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,
@@ -40,6 +42,8 @@ from swiftchat.weights.quantization.stored_tensor import (
 )
 
 _MAX_GROUPS = 64
+_FLOAT_GROUPS = mxfp4.GROUP_SIZE, nvfp4.GROUP_SIZE
+_GROUP_STRATEGIES = "group", "tensor_group"
 _MAX_SIZE = 2**20
 _FORMATS = (
     "pack-quantized",
@@ -47,6 +51,7 @@ _FORMATS = (
     "float-quantized",
     "naive-quantized",
     "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized",
     "mixed-precision",
 )
 # KV cache and outputs are not quantized here, which is more accurate than the original run.
@@ -103,7 +108,7 @@ def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTenso
     found = {}
     for module in source.stems(".weight_packed"):
         is_bytes = source.tensors[f"{module}.weight_packed"].dtype == "U8"
-        read = _mxfp4 if is_bytes else _packed
+        read = _four_bit_floats if is_bytes else _packed
         found[f"{module}.weight"] = read(source, module, layer_groups)
     for name, info in source.tensors.items():
         if name.endswith(".weight") and info.dtype in (*FLOAT8, "I8"):
@@ -157,19 +162,21 @@ def _layer_group(weights: Settings, activations: _Activations | None) -> _LayerG
     if size is not None:
         size = weights.integer("group_size", range(-1, _MAX_SIZE), "-1 or a size")
     default = {None: "tensor", -1: "channel"}.get(size, "group")
-    strategy = weights.text("strategy", ("tensor", "channel", "group", "block"), default)
+    strategies = "tensor", "channel", "group", "block", "tensor_group"
+    strategy = weights.text("strategy", strategies, default)
     block = _block(weights) if strategy == "block" else None
-    if strategy == "group":
+    if strategy in _GROUP_STRATEGIES:
         if size is None or size < 1:
-            raise weights.error("group_size", "a size, as the strategy is group", size)
+            raise weights.error("group_size", f"a size, as the strategy is {strategy}", size)
         block = 1, size
     symmetric = weights.flag("symmetric", True)
-    if is_float and bits == 4 and (size != mxfp4.GROUP_SIZE or not symmetric):
-        raise weights.error("group_size", f"{mxfp4.GROUP_SIZE}, symmetric: floats are MXFP4", size)
+    if is_float and bits == 4 and (size not in _FLOAT_GROUPS or not symmetric):
+        expected = "32, symmetric: MXFP4, or 16: NVFP4"
+        raise weights.error("group_size", expected, size)
     order = weights.fields.get("actorder") or "weight"
     if order not in ("weight", "static", "group", "dynamic", True):
         raise weights.error("actorder", "one of weight, static, group, dynamic", order)
-    size = size if strategy == "group" else None
+    size = size if strategy in _GROUP_STRATEGIES else None
     reordered = order in ("group", "dynamic", True)
     return _LayerGroup(is_float, bits, symmetric, size, block, reordered, activations)
 
@@ -204,11 +211,22 @@ def _packed(source: CheckedTensors, module: str, layer_groups: list[_LayerGroup]
     return _with_activations(source, module, tensor, matching)
 
 
-def _mxfp4(source: CheckedTensors, module: str, layer_groups: list[_LayerGroup]) -> StoredTensor:
-    name = f"{module}.weight_packed"
-    if not any(group.is_float and group.bits == 4 for group in layer_groups):
+def _four_bit_floats(
+    source: CheckedTensors, module: str, layer_groups: list[_LayerGroup]
+) -> StoredTensor:
+    """Return a matrix of NVFP4, which is the one with a global scale, or MXFP4."""
+    name, scale = f"{module}.weight_packed", f"{module}.weight_scale"
+    sizes = {group.group_size for group in layer_groups if group.is_float and group.bits == 4}
+    if not sizes:
         raise source.error(name, "I32, as no config_group has floats of 4 bits", "U8")
-    return mxfp4.stored_matrix(source, "compressed-tensors", name, f"{module}.weight_scale")
+    global_scale = f"{module}.weight_global_scale"
+    if sizes == {mxfp4.GROUP_SIZE} or (
+        mxfp4.GROUP_SIZE in sizes and global_scale not in source.tensors
+    ):
+        return mxfp4.stored_matrix(source, "compressed-tensors", name, scale)
+    return nvfp4.stored_matrix(
+        source, "compressed-tensors", name, scale, global_scale, divides=True
+    )
 
 
 def _scales_per_row(group: _LayerGroup, columns: int) -> tuple[int]:

@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.formats.arrays import Floats
+from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.quantization.scheme import Float8, Int8, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import (
@@ -61,6 +61,7 @@ def _e5m2() -> Floats:
 
 # Values by byte, from "FP8 Formats for Deep Learning" (Micikevicius et al., 2022).
 FLOAT8 = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}
+LARGEST_E4M3 = 448.0
 
 
 def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTensor]:
@@ -154,3 +155,18 @@ def scaled_tensor(
         case "I8" if zero_point is None and not group_size:
             packed = PackedSource(Scheme(Int8), read_packed)
     return StoredTensor(format, (rows, columns), parts, dequantize, packed)
+
+
+def nearest_e4m3(x: Floats) -> Bytes:
+    """Round to e4m3 bytes, to nearest, ties to even, saturating at ±448.
+
+    Values from 2^e to 2^(e + 1) are multiples of 2^(e − 3), and those below 2^−6 of 2^−9: a
+    normal value is 8 to 15 of these units, a subnormal one fewer.
+    """
+    size = np.minimum(np.abs(x), np.float32(LARGEST_E4M3))
+    exponent = np.maximum(np.frexp(size)[1] - 1, -6)
+    units = np.rint(np.ldexp(size, 3 - exponent)).astype(np.int32)
+    # Sixteen units carry into the exponent, which gives the next power of two.
+    values = np.where(size == 0, 0, ((exponent + 7) << 3) + units - 8)
+    signed: Bytes = (values | np.signbit(x) * 128).astype(np.uint8)
+    return signed

@@ -1,7 +1,8 @@
-"""GGUF blocks as quantized matrices: as they are, or in a scheme if one matches their type.
+"""GGUF blocks as quantized matrices: as they are, or in a scheme if one has their groups.
 
-In a scheme integers are taken over unchanged; the scale of a group is the product of the block's
-scales, in float32. Only Q6_K is requantized: it has a scale per 16 columns, which no scheme has.
+In a scheme integers are taken over unchanged, and the numbers of a table or a grid become integers
+of 8 bits; the scale of a group is the product of the block's scales, in float32. Only Q6_K is
+requantized: it has a scale per 16 columns, which no scheme has.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +12,14 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.weights.formats import ggml_grids as grids
 from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
     IQ4_VALUES,
     dequantize,
     has_finite_scales,
+    iq4_xs_scales,
 )
 from swiftchat.weights.formats.ggml_unpack import (
     fifth_bits,
@@ -99,6 +102,50 @@ def _iq4_nl(blocks: Bytes) -> Parts:
     return values, scale, np.zeros_like(scale)
 
 
+def _iq4_xs(blocks: Bytes) -> Parts:
+    values = IQ4_VALUES.astype(np.int8)[unpack_nibbles(blocks[:, 8:], 16)]
+    scale = iq4_xs_scales(blocks)
+    return values, scale, np.zeros_like(scale)
+
+
+def _of_grid(parts: Callable[[Bytes], tuple[Floats, Floats]]) -> Callable[[Bytes], Parts]:
+    """Return the function for a grid's values, which are integers, with a scale per 32 columns."""
+
+    def unpack(blocks: Bytes) -> Parts:
+        scale, values = parts(blocks)
+        return values.astype(np.int8), scale, np.zeros_like(scale)
+
+    return unpack
+
+
+def _iq1_s(blocks: Bytes) -> Parts:
+    """Digits 0 to 2; the rest of a value, −1 ± ⅛, makes the minimum of its group."""
+    scale, values = grids.iq1_s(blocks)
+    first = values.reshape(*scale.shape, 32)[:, :, 0]
+    rest = first - np.rint(first) - 1
+    digits = values.reshape(*scale.shape, 32) - rest[:, :, None]
+    return digits.reshape(len(blocks), 256).astype(np.uint8), scale, scale * rest
+
+
+def _ternary(type_name: str, scale_at: int) -> Callable[[Bytes], Parts]:
+    """Return the function for values −1, 0 and 1 with one scale a block."""
+
+    def unpack(blocks: Bytes) -> Parts:
+        d = float16_at(blocks, scale_at)
+        units = dequantize(_with_unit_scale(blocks, scale_at), type_name)
+        scale = np.repeat(d, units.shape[1] // GROUP_SIZE, 1)
+        return (units + 1).astype(np.uint8), scale, -scale
+
+    return unpack
+
+
+def _with_unit_scale(blocks: Bytes, scale_at: int) -> Bytes:
+    """Return a copy of blocks whose float16 at this byte is 1."""
+    copy = blocks.copy()
+    copy[:, scale_at : scale_at + 2] = np.array([1], np.float16).view(np.uint8)
+    return copy
+
+
 def _q6_k(blocks: Bytes) -> Parts:
     """Requantize to int8 in groups of 32, to the nearest."""
     groups = dequantize(blocks, "Q6_K").reshape(len(blocks), 8, 32)
@@ -129,6 +176,14 @@ _TYPES: Mapping[str, _Type] = MappingProxyType(
         "Q6_K": _Type(_q6_k, 0),
         "Q8_0": _Type(_q8_0, 0),
         "IQ4_NL": _Type(_iq4_nl, 0),
+        "IQ4_XS": _Type(_iq4_xs, 0),
+        "IQ3_XXS": _Type(_of_grid(grids.iq3_xxs), 0),
+        "IQ3_S": _Type(_of_grid(grids.iq3_s), 0),
+        "IQ2_XXS": _Type(_of_grid(grids.iq2_xxs), 0),
+        "IQ1_S": _Type(_iq1_s),
+        "TQ1_0": _Type(_ternary("TQ1_0", 52)),
+        "TQ2_0": _Type(_ternary("TQ2_0", 64)),
+        "Q1_0": _Type(_ternary("Q1_0", 0)),
     }
 )
 PACKABLE_TYPES = _TYPES.keys() | {"MXFP4"}

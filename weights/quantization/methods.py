@@ -14,12 +14,13 @@ from swiftchat.weights.quantization import (
     gguf_blocks,
     gptq,
     mxfp4,
+    nvfp4,
 )
 from swiftchat.weights.quantization.settings import Settings, shorten
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Read, StoredTensor
 
 # For hints: what to choose instead of a form that does not run.
-RUNNING_FORMS = "GGUF (such as Q4_K_M or Q8_0), GPTQ, AWQ, FP8, or the unquantized weights"
+RUNNING_FORMS = "GGUF (such as Q4_K_M or Q8_0), GPTQ, AWQ, FP8, NVFP4, or the unquantized weights"
 
 Method = Callable[[Settings, CheckedTensors], dict[str, StoredTensor]]
 
@@ -31,6 +32,7 @@ _METHODS: Mapping[str, Method] = {
     "fbgemm_fp8": fp8.tensors,
     "gguf": gguf_blocks.tensors,
     "mxfp4": mxfp4.tensors,
+    "modelopt": nvfp4.tensors,
     "bitsandbytes": bitsandbytes.tensors,
 }
 

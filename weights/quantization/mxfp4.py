@@ -8,6 +8,8 @@ the transposed matrices: [experts, columns, rows].
 Formats: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4.1.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from swiftchat.weights.formats.arrays import Bytes, Floats
@@ -27,7 +29,7 @@ SCALE_DTYPES = ("U8", "F8_E8M0")
 _GGML_BYTES = 17  # of a block of GGUF: the scale, then 16 bytes
 _IGNORED = {"quant_method", "modules_to_not_convert", "dequantize"}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-_LARGEST_ELEMENT, _LARGEST_EXPONENT = np.float32(6), 2
+LARGEST_ELEMENT, _LARGEST_EXPONENT = np.float32(6), 2
 
 
 def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTensor]:
@@ -69,16 +71,21 @@ def stored_matrix(source: CheckedTensors, format: str, values: str, scales: str)
     source.require(scales, SCALE_DTYPES, (rows, groups))
 
     def dequantize(start: int, stop: int) -> Floats:
-        packed = source.read(values)[start:stop]
-        result = _E2M1[np.stack([packed & np.uint8(15), packed >> np.uint8(4)], 2)]
-        by_group = result.reshape(-1, groups, GROUP_SIZE)
-        with np.errstate(over="ignore"):
-            by_group *= as_float32(source.read(scales)[start:stop], "F8_E8M0")[..., None]
-        return by_group.reshape(-1, 2 * row_bytes)
+        wide = as_float32(source.read(scales)[start:stop], "F8_E8M0")
+        return dequantize_e2m1(source.read(values)[start:stop], wide)
 
     packed = packed_source(source, values, scales, (rows, groups))
     parts = {"packed": values, "scale": scales}
     return StoredTensor(format, (rows, 2 * row_bytes), parts, dequantize, packed)
+
+
+def dequantize_e2m1(packed: Bytes, scales: Floats) -> Floats:
+    """Return elements, two a byte, times the scale of their group, float32 [n, columns]."""
+    result = _E2M1[np.stack([packed & np.uint8(15), packed >> np.uint8(4)], 2)]
+    by_group = result.reshape(*scales.shape, -1)
+    with np.errstate(over="ignore"):
+        by_group *= scales[..., None]
+    return by_group.reshape(len(packed), -1)
 
 
 def packed_source(source: CheckedTensors, values: str, scales: str, shape: Shape) -> PackedSource:
@@ -115,7 +122,7 @@ def nearest_e2m1(weights: Floats, scale: Floats) -> tuple[Bytes, Floats]:
     Elements from 2^e to 2^(e + 1) are multiples of 2^(e − 1), and those below 2 of 1/2.
     """
     scaled = weights / scale
-    size = np.minimum(np.abs(scaled), _LARGEST_ELEMENT)
+    size = np.minimum(np.abs(scaled), LARGEST_ELEMENT)
     exponent = np.maximum(np.frexp(size)[1] - 1, 0)
     units = np.rint(np.ldexp(size, 1 - exponent)).astype(np.int32)
     values = (2 * exponent + units | np.signbit(scaled) * 8).astype(np.uint8)
@@ -132,12 +139,19 @@ def group_scales(rows: Floats) -> Bytes:
     largest = np.abs(groups).max(2)
     lowest = np.clip(np.frexp(largest)[1] - 1 - _LARGEST_EXPONENT + 127, 1, LARGEST_SCALE - 1)
     both = [(lowest + more).astype(np.uint8) for more in (0, 1)]
-    errors = []
-    for own in both:
-        _, rounded = nearest_e2m1(groups, as_float32(own, "F8_E8M0")[..., None])
-        errors.append(np.square(rounded - groups).sum(2))
-    scales: Bytes = np.where(errors[1] < errors[0], both[1], both[0])
-    return scales
+    return better_scales(groups, both, [as_float32(own, "F8_E8M0") for own in both])
+
+
+def better_scales(groups: Floats, candidates: Sequence[Bytes], scales: Sequence[Floats]) -> Bytes:
+    """Return for each group the one of two candidates with the smaller squared error.
+
+    `groups` is [n, groups, size]; the candidates, and the scales that they mean, [n, groups].
+    """
+    errors = [
+        np.square(nearest_e2m1(groups, scale[..., None])[1] - groups).sum(2) for scale in scales
+    ]
+    better: Bytes = np.where(errors[1] < errors[0], candidates[1], candidates[0])
+    return better
 
 
 def scales_of_columns(scales: Bytes) -> Floats:

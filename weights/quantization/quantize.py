@@ -2,8 +2,8 @@
 
 int8: one scale per row, values from −127 to 127. int4: a scale and a zero point per group of
 columns. fp8: e4m3 values, one scale per row, fp8-block: one per 128 × 128 weights. mxfp4: e2m1
-values, one power of two per 32 columns. w8a8-int8 and
-w8a8-fp8: the same weights as int8 and fp8, one byte per value, with quantized inputs.
+values, one power of two per 32 columns, nvfp4: an e4m3 scale per 16. w8a8-int8 and w8a8-fp8: the
+same weights as int8 and fp8, one byte per value, with quantized inputs.
 `compressed_tensors` describes the layout.
 """
 
@@ -21,14 +21,14 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.formats.arrays import Array, Floats
 from swiftchat.weights.formats.safetensors import TensorSpec
-from swiftchat.weights.quantization import mxfp4
-from swiftchat.weights.quantization.fp8 import FLOAT8
+from swiftchat.weights.quantization import mxfp4, nvfp4
+from swiftchat.weights.quantization.fp8 import FLOAT8, LARGEST_E4M3, nearest_e4m3
 from swiftchat.weights.quantization.gptq_rounding import GptqRounding
 from swiftchat.weights.quantization.int4_groups import StoreScale, quantize_int4
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, convert_dtype
 from swiftchat.weights.quantization.stored_tensor import as_float32, pack_nibbles
 
-WEIGHT_ONLY = ("int8", "int4", "fp8", "fp8-block", "mxfp4")
+WEIGHT_ONLY = ("int8", "int4", "fp8", "fp8-block", "mxfp4", "nvfp4")
 # Schemes with quantized inputs, and the scheme of their weights.
 W8A8: Mapping[str, Literal["int8", "fp8"]] = MappingProxyType(
     {"w8a8-int8": "int8", "w8a8-fp8": "fp8"}
@@ -73,8 +73,12 @@ QUANTIZABLE = frozenset(
         "block_out",
     )
 )
+# The columns of a group of e2m1 elements.
+_FOUR_BIT_FLOATS = {"mxfp4": mxfp4.GROUP_SIZE, "nvfp4": nvfp4.GROUP_SIZE}
+# In compressed-tensors' settings.
+_STRATEGIES = {"int4": "group", "mxfp4": "group", "nvfp4": "tensor_group", "fp8-block": "block"}
+_SCALE_DTYPES = {"mxfp4": "torch.uint8", "nvfp4": "torch.float8_e4m3fn"}
 _ROWS_AT_ONCE = 512  # bounds the memory of temporaries; a multiple of FP8_BLOCK
-_MAX_E4M3 = 448.0
 # Smallest positive scale per dtype: rows of zeros need a scale above zero too.
 _MIN_SCALE = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 
@@ -187,15 +191,15 @@ class QuantizationSpec:
             "num_bits": self._bits,
             "type": "float" if self._is_float else "int",
             "symmetric": self.scheme != "int4",
-            "strategy": "group" if self._group_columns else "channel",
+            "strategy": _STRATEGIES.get(self.scheme, "channel"),
             "dynamic": False,
         }
         if self._group_columns:
             weights["group_size"] = self._group_columns
         if self.scheme == "fp8-block":
-            weights |= {"strategy": "block", "block_structure": [FP8_BLOCK, FP8_BLOCK]}
-        if self.scheme == "mxfp4":
-            weights["scale_dtype"] = "torch.uint8"
+            weights["block_structure"] = [FP8_BLOCK, FP8_BLOCK]
+        if self.scheme in _SCALE_DTYPES:
+            weights["scale_dtype"] = _SCALE_DTYPES[self.scheme]
         inputs = None
         if self.scheme in W8A8:
             inputs = {**weights, "strategy": "token", "dynamic": True}
@@ -214,21 +218,21 @@ class QuantizationSpec:
 
     @property
     def _bits(self) -> int:
-        return 4 if self.scheme in ("int4", "mxfp4") else 8
+        return 4 if self.scheme in ("int4", *_FOUR_BIT_FLOATS) else 8
 
     @property
     def _group_columns(self) -> int:
         """The columns of a row that share a scale; 0: it has one scale, or blocks have."""
-        return {"int4": self.group_size, "mxfp4": mxfp4.GROUP_SIZE}.get(self.scheme, 0)
+        return {"int4": self.group_size, **_FOUR_BIT_FLOATS}.get(self.scheme, 0)
 
     @property
     def _is_float(self) -> bool:
-        return W8A8.get(self.scheme, self.scheme) in ("fp8", "fp8-block", "mxfp4")
+        return W8A8.get(self.scheme, self.scheme) in ("fp8", "fp8-block", *_FOUR_BIT_FLOATS)
 
     @property
     def _format(self) -> str:
-        if self.scheme == "mxfp4":
-            return "mxfp4-pack-quantized"
+        if self.scheme in _FOUR_BIT_FLOATS:
+            return f"{self.scheme}-pack-quantized"
         if self._is_float:
             return "float-quantized"
         return "int-quantized" if self.scheme in W8A8 else "pack-quantized"
@@ -239,11 +243,13 @@ class QuantizationSpec:
             return spec.tensor_specs(name, shape, dtype)
         module, (rows, columns) = name.removesuffix(".weight"), shape
         wire = WIRE_NAMES[dtype]
-        if self.scheme == "mxfp4":
-            return [
+        if self.scheme in _FOUR_BIT_FLOATS:
+            is_nvfp4, scales = self.scheme == "nvfp4", (rows, columns // self._group_columns)
+            specs: list[TensorSpec] = [
                 (f"{module}.weight_packed", "U8", (rows, columns // 2)),
-                (f"{module}.weight_scale", "U8", (rows, columns // mxfp4.GROUP_SIZE)),
+                (f"{module}.weight_scale", nvfp4.SCALE_DTYPE if is_nvfp4 else "U8", scales),
             ]
+            return specs + [(f"{module}.weight_global_scale", "F32", (1,))] * is_nvfp4
         if self._format != "pack-quantized":
             scales = rows, 1
             if self.scheme == "fp8-block":
@@ -269,12 +275,13 @@ class QuantizationSpec:
             return
         values = np.empty(matrix.shape, np.uint8)
         scales, zero_points = [], []
+        divisor = nvfp4.divisor_of(matrix) if self.scheme == "nvfp4" else None
         gptq = None if self.second_moments is None else GptqRounding(self.second_moments(name))
         # GPTQ rounds column by column, which is fastest with all rows at once.
         step = _ROWS_AT_ONCE if gptq is None else len(matrix)
         for start in range(0, len(matrix), step):
             rows = matrix[start : start + step]
-            found, scale, zero_point = self._quantize_rows(name, rows, dtype, gptq)
+            found, scale, zero_point = self._quantize_rows(name, rows, dtype, gptq, divisor)
             values[start : start + step] = found
             scales.append(scale)
             zero_points.append(zero_point)
@@ -283,19 +290,24 @@ class QuantizationSpec:
             parts = [(values ^ np.uint8(128)).view(np.int8)]
         elif self._format == "pack-quantized":
             parts = [_pack_words(values, self._bits)]
-        elif self.scheme == "mxfp4":
+        elif self.scheme in _FOUR_BIT_FLOATS:
             parts = [pack_nibbles(values)]
         parts.append(np.concatenate(scales))
-        parts.append(np.array(matrix.shape, np.int64))
+        parts.append(np.array(matrix.shape, np.int64) if divisor is None else divisor)
         parts.append(_pack_words(np.concatenate(zero_points).T, self._bits).T)
         specs = self.tensor_specs(name, matrix.shape, dtype)
         for (stored, _, _), array in zip(specs, parts[: len(specs)], strict=True):
             yield stored, array
 
     def _quantize_rows(
-        self, name: str, rows: Floats, dtype: str, gptq: GptqRounding | None
+        self,
+        name: str,
+        rows: Floats,
+        dtype: str,
+        gptq: GptqRounding | None,
+        divisor: Floats | None,
     ) -> tuple[Array, Array, Array]:
-        """Return values, stored scales and zero points of some rows."""
+        """Return values, stored scales and zero points of some rows; `divisor` is NVFP4's."""
 
         def store_scale(scale: Floats) -> tuple[Array, Floats]:
             """Round to `dtype`; weights are divided by the rounded scale."""
@@ -309,6 +321,9 @@ class QuantizationSpec:
         if self.scheme == "mxfp4":
             array, to_nearest = mxfp4.group_scales(rows), mxfp4.nearest_e2m1
             scale = mxfp4.scales_of_columns(array)
+        elif divisor is not None:
+            array, to_nearest = nvfp4.group_scales(rows, divisor), mxfp4.nearest_e2m1
+            scale = nvfp4.scales_of_columns(array, divisor)
         else:
             to_nearest = _nearest_e4m3 if self._is_float else _nearest_int8
             array, scale = self._float_scales(rows, store_scale)
@@ -326,7 +341,7 @@ class QuantizationSpec:
 
     def _float_scales(self, rows: Floats, store_scale: StoreScale) -> tuple[Array, Floats]:
         """Return the scales of rows or blocks as stored, and that of each element."""
-        limit = _MAX_E4M3 if self._is_float else 127.0
+        limit = LARGEST_E4M3 if self._is_float else 127.0
         largest: Floats = np.abs(rows)
         if self.scheme == "fp8-block":
             for axis in (0, 1):
@@ -349,23 +364,8 @@ def _nearest_int8(weights: Floats, scale: Floats) -> tuple[Floats, Floats]:
 
 def _nearest_e4m3(weights: Floats, scale: Floats) -> tuple[Array, Floats]:
     """Return e4m3 bytes and the weights they represent."""
-    values = _to_e4m3(weights / scale)
+    values = nearest_e4m3(weights / scale)
     return values, FLOAT8["F8_E4M3"][values] * scale
-
-
-def _to_e4m3(x: Floats) -> Array:
-    """Round to e4m3 bytes, to nearest, ties to even, saturating at ±448.
-
-    Values from 2^e to 2^(e + 1) are multiples of 2^(e − 3), and those below 2^−6 of 2^−9: a
-    normal value is 8 to 15 of these units, a subnormal one fewer.
-    """
-    size = np.minimum(np.abs(x), np.float32(_MAX_E4M3))
-    exponent = np.maximum(np.frexp(size)[1] - 1, -6)
-    units = np.rint(np.ldexp(size, 3 - exponent)).astype(np.int32)
-    # Sixteen units carry into the exponent, which gives the next power of two.
-    values = np.where(size == 0, 0, ((exponent + 7) << 3) + units - 8)
-    signed: Array = (values | np.signbit(x) * 128).astype(np.uint8)
-    return signed
 
 
 def _pack_words(values: Array, bits: int) -> Array:

@@ -4,7 +4,7 @@ Matrices are [rows, columns], outputs by inputs. All scales are finite.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
@@ -77,6 +77,20 @@ class Mxfp4:
 
 
 @dataclass(frozen=True)
+class Nvfp4:
+    """weight[r, c] = row_scale[r]·e4m3(scale[r, g])·e2m1(values[r, c]).
+
+    g = c // (columns // groups), as for `Mxfp4`.
+    `values` uint8 [rows, columns/2] packs two elements per byte, the lower column in the low half;
+    `scale` is uint8 [rows, groups], without NaN, `row_scale` float32 [rows].
+    """
+
+    values: npt.NDArray[np.uint8]
+    scale: npt.NDArray[np.uint8]
+    row_scale: Floats
+
+
+@dataclass(frozen=True)
 class GgufBlocks:
     """Rows of ggml blocks as a GGUF file stores them, of any type in `BLOCK_TYPES`.
 
@@ -94,7 +108,7 @@ class GgufBlocks:
         return sum(stop - start for start, stop in self.spans)
 
 
-QuantizedMatrix = Int4 | Int8 | Int8Groups | Float8 | Mxfp4
+QuantizedMatrix = Int4 | Int8 | Int8Groups | Float8 | Mxfp4 | Nvfp4
 
 
 class Scheme(NamedTuple):
@@ -151,12 +165,10 @@ def slice_matrix(matrix: QuantizedMatrix, axis: int, spans: Spans) -> QuantizedM
     A single span gives a view. Sliced columns have groups of `sliced_group_size`. Returns None
     when a span border separates two 4-bit values of one byte.
     """
-    tables: list[npt.NDArray[Any]] = [matrix.scale]
-    if isinstance(matrix, Int4 | Int8Groups):
-        tables.append(matrix.zero_point)
+    arrays: list[npt.NDArray[Any]] = [getattr(matrix, field.name) for field in fields(matrix)]
     if axis == 0:
-        return type(matrix)(*(_take(array, 0, spans) for array in (matrix.values, *tables)))
-    per_byte = 2 if isinstance(matrix, Int4 | Mxfp4) else 1
+        return type(matrix)(*(_take(array, 0, spans) for array in arrays))
+    per_byte = 2 if isinstance(matrix, Int4 | Mxfp4 | Nvfp4) else 1
     values = _take(matrix.values, 1, _in_units(spans, per_byte))
     if isinstance(matrix, Int8) or (isinstance(matrix, Float8) and matrix.scale.shape[1] == 1):
         return type(matrix)(values, matrix.scale)
@@ -164,11 +176,15 @@ def slice_matrix(matrix: QuantizedMatrix, axis: int, spans: Spans) -> QuantizedM
     new_size = sliced_group_size(group_size, spans)
     if new_size % per_byte:
         return None
-    return type(matrix)(
+    return type(
+        matrix
+    )(
         values,
         *(
-            _take(np.repeat(table, group_size // new_size, 1), 1, _in_units(spans, new_size))
-            for table in tables
+            array
+            if array.ndim == 1  # of the rows
+            else _take(np.repeat(array, group_size // new_size, 1), 1, _in_units(spans, new_size))
+            for array in arrays[1:]
         ),
     )
 

@@ -9,7 +9,7 @@
 // Values: eight elements take 40 bits: two 16-bit words of three elements each, from the lowest bit on, and a
 // byte of the seventh and the lower bits of the eighth, whose bits 3 and 4 are the upper bits of the words.
 #pragma once
-#include "linear/unpack.cuh"
+#include "common/pairs.cuh"
 
 constexpr bool IS_BF16 = Same<T, bf16>::value;
 constexpr u32 KEY_LEVELS = 32, VALUE_LEVELS = 16;

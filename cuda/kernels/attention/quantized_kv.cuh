@@ -5,7 +5,7 @@
 // of V the attention weights, so the inner products need no scaling.
 #pragma once
 #include "attention/kv_schemes.cuh"
-#include "linear/unpack.cuh"
+#include "common/pairs.cuh"
 
 static_assert(sizeof(T) == 2);
 constexpr bool IS_BF16 = Same<T, bf16>::value;
@@ -22,7 +22,7 @@ constexpr float SUM_UPSCALE = UNSCALED ? 0x1p60f : 1.f;
 // The values of two bytes of `x`: the lower bytes of both halves, or with ODD the upper ones. If UNSCALED
 // they are too small. int8 in bf16, which has 8 significant bits: the lower 7 bits on top of 128, minus 128,
 // or minus 256 if the sign is set. In fp16: all 8 bits, the sign flipped, on top of 16, minus 18. e4m3: as
-// in unpack.cuh.
+// in common/pairs.cuh.
 template <bool ODD> __device__ __forceinline__ u32 unpack_two(u32 x) {
     if constexpr (KV_SCHEME == KV_FP8) return shift_e4m3<ODD ? 0xb391 : 0xa280>(x, T());
     if constexpr (ODD) x >>= 8;

@@ -12,7 +12,7 @@
 // Moves n * hidden_size * (sizeof T + 4) bytes.
 // Accuracy: one fp32 rounding for each product; packed values are not rounded to T:
 // exact without a scale, else relative 1e-6. Test: tests/cuda/kernels/test_embed.py
-#include "linear/unpack.cuh"
+#include "schemes/scheme.cuh"
 #include "common/pack.cuh"
 #if SCHEME != PLAIN
 #include "linear/packed_columns.cuh"

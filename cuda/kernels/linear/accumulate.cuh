@@ -4,52 +4,11 @@
 #pragma once
 #include "linear/int8_planes.cuh"
 
-constexpr int MMA_PAIRS = BITS == 4 ? 4 : SCHEME == PLAIN ? 1 : 2;  // for a FRAGMENT
+constexpr int MMA_PAIRS = PACKED ? 16 / BITS : 1;  // for a FRAGMENT
 // Columns from one octet of a thread to its next one.
 constexpr int OCTET_STRIDE = GROUPED ? 32 : 8;
-// Whether the eight elements of an octet of x are stored in the order 0 2 1 3 4 6 5 7 of unpack_int4.
-constexpr bool INT4_ORDER = MMA && !INT8_PLANES && BITS == 4;
-
-// Unpacks a row's operands for a pair of mma instructions from a thread's FRAGMENT. MXFP4: `scales` are those of the
-// row's groups.
-template <typename A>
-__device__ __forceinline__ void unpack(const u32 (&words)[4], u32 scales, int pair, u32 (&a)[4]) {
-#if SCHEME == PLAIN
-#pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = words[i];
-#elif SCHEME == INT4
-    unpack_int4(words[pair], a, A());
-#elif SCHEME == MXFP4
-    unpack_mxfp4(words[pair], e2m1_factor(scales, pair, A()), a, A());
-#else
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 two[2];
-#if SCHEME == INT8
-        unpack_int8(words[2 * pair + i], two, A());
-#else
-        unpack_fp8(words[2 * pair + i], two, A());
-#endif
-        a[2 * i] = two[0];
-        a[2 * i + 1] = two[1];
-    }
-#endif
-}
-
-// Weight i of a thread's FRAGMENT in fp32, without its scales.
-__device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
-#if SCHEME == PLAIN
-    return __uint_as_float(words[i % 4]);
-#elif SCHEME == INT8
-    return int8_at(words[i / 4], i % 4);
-#elif SCHEME == FP8
-    return fp8_at(words[i / 4], i % 4);
-#elif SCHEME == MXFP4
-    return e2m1_at(words[i / 8], i % 8);
-#else
-    return int4_at(words[i / 8], i % 8);
-#endif
-}
+// Whether the eight elements of an octet of x are stored in the order 0 2 1 3 4 6 5 7 of unpacked 4-bit values.
+constexpr bool FOUR_BIT_ORDER = MMA && !INT8_PLANES && BITS == 4;
 
 // A thread's operands of a step: 16 bytes each of the weight rows g and g + 8, and the place of their
 // columns in x. `low` and `high` are the step's data of the rows 0 … 7 and 8 … 15, `column` is its first
@@ -64,13 +23,13 @@ struct Fragment {
     __device__ __forceinline__ Fragment(const u8* low, const u8* high, const u8* activations,
                                         int column, int end) {
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-        int at = SCHEME == PLAIN ? g * BOX_BYTES + t * 16 : lane * 16;
+        int at = PACKED ? lane * 16 : g * BOX_BYTES + t * 16;
 #if STREAM_X
         x = activations;
         chunk = column * 4 + t;
 #else
         column += t * (GROUPED ? 8 : FRAGMENT);
-        bool inside = SCHEME != PLAIN || column < end;
+        bool inside = PACKED || column < end;
         x = activations + (inside ? column : 0) * (int)sizeof(T);
         if (!inside) return;
 #endif
@@ -102,12 +61,14 @@ template <typename A> struct Accumulator {
         Fragment fragment(low, high, activations, column, end);
         const u32(&words)[2][4] = (const u32(&)[2][4])fragment.rows;
         u32 scales[2] = {};
-#if SCHEME == MXFP4
-        int at = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * ROW_ENTRIES;
-        scales[0] = *(const u32*)(low + at);
-        scales[1] = *(const u32*)(high + at);
-        add_pairs<MMA_PAIRS>(sum, words, scales, fragment, 0, stride, n);
-#elif GROUP_SIZE > 0
+#if GROUP_SIZE > 0
+        if constexpr (!SCALED_SUMS) {
+            int at = TILE_ROWS * STEP_BYTES + thread_entries();
+            scales[0] = *(const u32*)(low + at);
+            scales[1] = *(const u32*)(high + at);
+            add_pairs<MMA_PAIRS>(sum, words, scales, fragment, 0, stride, n);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < TILE_GROUPS; i++) {
             float partial[HALVES][2][4] = {};
@@ -117,8 +78,8 @@ template <typename A> struct Accumulator {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const Entry* table = (const Entry*)((r ? high : low) + TILE_ROWS * STEP_BYTES);
-                float2 f = group_of(table[entry]);
-                float minus_zero = f.y - (SCHEME == INT4 ? int4_bias(A()) : 0);
+                float2 f = Scheme::group_of(table[entry]);
+                float minus_zero = f.y - Scheme::SUM_BIAS<A>;
 #pragma unroll
                 for (int j = 0; j < HALVES * 2; j++) {  // activation rows 2t, 2t + 1
                     int row = min(threadIdx.x % 4 * 2 + j % 2 + j / 2 * 8, n - 1), at = 2 * r + j % 2;
@@ -142,8 +103,8 @@ template <typename A> struct Accumulator {
 #pragma unroll
         for (int p = first; p < first + COUNT; p++) {
             u32 a[4], b[4];
-            unpack<A>(words[0], scales[0], p, a);
-            unpack<A>(words[1], scales[1], p, b);
+            Scheme::unpack(words[0], scales[0], p, a, A());
+            Scheme::unpack(words[1], scales[1], p, b, A());
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
                 uint4 v = {};  // for one activation row only lanes 0 … 3 load, to save bandwidth
@@ -181,12 +142,11 @@ template <> struct Accumulator<float> {
                 int at = GROUPED ? i / 8 * OCTET_STRIDE + i % 8 : i;
                 float w[4];
 #pragma unroll
-                for (int j = 0; j < 4; j++) w[j] = weight_at(words[r], i + j);
+                for (int j = 0; j < 4; j++) w[j] = Scheme::value_at(words[r], i + j);
 #if GROUP_SIZE > 0
-                int group = i / (FRAGMENT / TILE_GROUPS), row = threadIdx.x % WARP / 4;
-                int entry = group * GROUP_ENTRIES + row * ROW_ENTRIES;
+                int lane = threadIdx.x % WARP, entry = entry_of(lane / 4, group_of_octet(i / 8, lane % 4));
                 const u8* table = (r ? high : low) + TILE_ROWS * STEP_BYTES;
-                float2 f = group_of(((const Entry*)table)[entry]);
+                float2 f = Scheme::group_of(((const Entry*)table)[entry]);
 #pragma unroll
                 for (int j = 0; j < 4; j++) w[j] = f.x * (ZERO_POINTS ? w[j] + f.y : w[j]);
 #endif
@@ -215,7 +175,7 @@ template <> struct Accumulator<float> {
     }
 };
 
-using WarpAccumulator = Choose<INT8_PLANES, Int8PlanesAccumulator, Accumulator<T>>::type;
+using WarpAccumulator = Choose<INT8_PLANES, Int8PlanesAccumulator<Scheme>, Accumulator<T>>::type;
 
 // Stores the sums of x over each group, for zero points, by mma with a matrix of ones: lane t of the first row gets
 // those of the activation rows 2t, 2t + 1.
@@ -257,7 +217,7 @@ __device__ __forceinline__ void sum_groups(const Work& work, u8* activations, in
 // have neighboring columns; `stage` is this warp's first step.
 __device__ __forceinline__ void add_chunk(WarpAccumulator& accumulator, const u8* stage, u8* activations, int stride,
                                           int n, const Work& work, int own) {
-    constexpr int STEP_STRIDE = SCHEME == PLAIN ? STEP_BYTES : PACKED_TILE_BYTES;
+    constexpr int STEP_STRIDE = PACKED ? PACKED_TILE_BYTES : STEP_BYTES;
     int column = own + threadIdx.x / WARP % SHARERS * (STEPS * STEP);
     auto add = [&](int j) {
         const u8* low = stage + j * STEP_STRIDE;
@@ -276,7 +236,7 @@ __device__ __forceinline__ void add_chunk(WarpAccumulator& accumulator, const u8
 // The bytes from a stage to this warp's first step in it.
 __device__ __forceinline__ int first_step_bytes() {
     int warp = threadIdx.x / WARP, step = warp % SHARERS * STEPS, tile = warp / SHARERS;
-    int within = SCHEME == PLAIN ? step * STEP_BYTES / BOX_BYTES * (TILE_ROWS * BOX_BYTES) + step * STEP_BYTES % BOX_BYTES
-                                 : step * PACKED_TILE_BYTES;
+    int within = PACKED ? step * PACKED_TILE_BYTES
+                        : step * STEP_BYTES / BOX_BYTES * (TILE_ROWS * BOX_BYTES) + step * STEP_BYTES % BOX_BYTES;
     return tile * (M_TILE / TILE_ROWS) * EIGHT_ROWS_BYTES + within;
 }

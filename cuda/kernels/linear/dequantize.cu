@@ -1,7 +1,7 @@
 // dequantize: a packed weight as T, for matmuls with many activation rows.
 //
 //   tiles      u8 [row_blocks, block_bytes]: packed layout (packed_layout.cuh)
-//   row_scale  fp32 [rows] or null: null with MXFP4
+//   row_scale  fp32 [rows] or null: null if the scheme has none
 //   out        T [rows, k] = row_scale * value, or row_scale * (scale * (value - zero point))
 //
 // Algorithm: a warp converts a packed tile at a time; the lanes read and write neighboring octets.

@@ -96,7 +96,7 @@ __device__ __forceinline__ bool combine_splits(const Arguments& a, const Work& w
 // The scales of this lane's two weight rows of an M tile, if there is such a tile.
 __device__ __forceinline__ float2 row_scales(const Arguments& a, const Work& work, int tile) {
     float2 scales = {};
-    if (SCHEME == PLAIN || tile >= work.tiles) return scales;
+    if (!PACKED || tile >= work.tiles) return scales;
     if (!ROW_SCALES) return {1, 1};
     int i = threadIdx.x % (M_TILE / 2);
     int low = row_of(a, tile, i), high = row_of(a, tile, i + M_TILE / 2);
@@ -130,7 +130,7 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
 #pragma unroll
     for (int j = 0; j < ROUNDS; j++) {
         int b = lane / PAIRS + j * (WARP / PAIRS);
-        x_scales[j] = SCHEME != PLAIN && a.x_scale && b < a.n ? __ldcg(a.x_scale + b) : 1.f;
+        x_scales[j] = PACKED && a.x_scale && b < a.n ? __ldcg(a.x_scale + b) : 1.f;
     }
 #if LOW_RANK
     gather(a, low_rank, shared, buffer);
@@ -174,7 +174,7 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
                     y_low[j] *= factor;
                     y_high[j] *= factor;
                 }
-                if (SCHEME != PLAIN) {
+                if (PACKED) {
                     y_low[j] *= scales.x * x_scales[j];
                     y_high[j] *= scales.y * x_scales[j];
                 }

@@ -1,5 +1,5 @@
-// The two-plane int8 activation of `linear`: used for one activation row of 16-bit T with INT8 and INT4
-// weights. For eight rows, making the planes takes longer than the int8 matmul saves.
+// The two-plane int8 activation of `linear`: used for one activation row of 16-bit T with weights of integers
+// (INT8, INT4). For eight rows, making the planes takes longer than the int8 matmul saves.
 //
 // An element is the integer 256 * high + low times a power of two that X_GROUP columns share. The
 // rounding error is at most 2^-15 of the group's largest element, and bf16 elements of at least 1/128 of
@@ -10,7 +10,7 @@
 #include "common/mma.cuh"
 
 constexpr bool MMA = !Same<T, float>::value;
-constexpr bool INT8_PLANES = MMA && MAX_N == 1 && (SCHEME == INT8 || SCHEME == INT4);
+constexpr bool INT8_PLANES = MMA && MAX_N == 1 && Scheme::INTEGERS;
 constexpr int X_GROUP = GROUPED ? GROUP_SIZE : STEP;
 
 // Bytes from one plane, or from one activation row, to the next. The padding puts threads that read at
@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_planes(const float (&x)[EACH], int column,
 
 // A warp's partial sums: threads (g, 0) have those of the weight rows g and g + 8. `store` calls put(activation row,
 // weight row, sum), then begins anew.
-struct Int8PlanesAccumulator {
+template <typename S> struct Int8PlanesAccumulator {
     static constexpr int STEP_MMAS = BITS == 4 ? 4 : 2;
     static constexpr int GROUP_MMAS = STEP_MMAS * X_GROUP / STEP;
     float sum[2] = {};
@@ -131,18 +131,15 @@ struct Int8PlanesAccumulator {
             for (int j = i * GROUP_MMAS; j < (i + 1) * GROUP_MMAS; j++) {
                 u32 a[4];
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    a[r] = SCHEME == INT4 ? words[r][j] & 0x0f0f0f0f : words[r][2 * j % 4];
-                    a[r + 2] = SCHEME == INT4 ? words[r][j] >> 4 & 0x0f0f0f0f : words[r][2 * j % 4 + 1];
-                }
+                for (int r = 0; r < 2; r++) S::integers(words[r], j, a[r], a[r + 2]);
                 const u32(&x)[4] = (const u32(&)[4])planes[j / 2];
                 mma_int8(products, a, x[j % 2 * 2], x[j % 2 * 2 + 1]);
             }
             float2 groups[2] = {{1, 0}, {1, 0}};  // scale and minus zero point of both rows
             if (GROUPED) {
                 int at = TILE_ROWS * STEP_BYTES + (i * TILE_ROWS + g) * ENTRY_BYTES;
-                groups[0] = group_of(*(const Entry*)(low + at));
-                groups[1] = group_of(*(const Entry*)(high + at));
+                groups[0] = S::group_of(*(const Entry*)(low + at));
+                groups[1] = S::group_of(*(const Entry*)(high + at));
             }
             float2 x_group = group_scales(activation, stride)[column / X_GROUP + i];
 #pragma unroll

@@ -43,8 +43,8 @@
 // shared memory, k is divided into num_splits (RESIDUAL and SEND only), and the block that finishes a
 // tile last adds the splits in order. The tile has eight rows and their partners pair_span / 2 further
 // on: pair_span is 16 for independent rows, m for ACT_AND_MUL, head_dim for ROPE_CACHE.
-// Packed values are converted to T exactly (unpack.cuh), or, for one activation row of 16-bit T, are
-// multiplied with int8 planes (int8_planes.cuh; not FP8). A row's scale is applied to its sum, a group's
+// Packed values are converted to T exactly (schemes/), or, for one activation row of 16-bit T, are
+// multiplied with int8 planes (int8_planes.cuh; schemes of integers). A row's scale is applied to its sum, a group's
 // to the group's sum: scale * (products + minus_zero * sum of x). The column order within an mma is
 // permuted for both operands in the same way: 16 bytes of a row are one thread's operands of two mmas.
 // Rejected designs: docs/notes/kernels.md.

@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_activation(const float (&x)[EACH], int b, 
         Vec<T, EACH> values;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            int from = INT4_ORDER && (i % 4 == 1 || i % 4 == 2) ? i ^ 3 : i;
+            int from = FOUR_BIT_ORDER && (i % 4 == 1 || i % 4 == 2) ? i ^ 3 : i;
             values.at[i] = from_float<T>(x[from]);
         }
         *(Vec<T, EACH>*)(activations + b * stride + column * sizeof(T)) = values;

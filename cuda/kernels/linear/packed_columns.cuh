@@ -24,22 +24,13 @@ struct PackedOctet {
         words = ((const Vec<u32, BITS / 4>*)tile)[row * TILE_OCTETS + octet];
         if (GROUPED) {
             const Entry* table = (const Entry*)(tile + TILE_ROWS * STEP_BYTES);
-            int number = column_at(octet) / (GROUPED ? GROUP_SIZE : 1);
-            group = group_of(table[number * GROUP_ENTRIES + row * ROW_ENTRIES]);
+            group = Scheme::group_of(table[entry_of(row, column_at(octet) / GROUP_COLUMNS)]);
         }
     }
 
     // Weight i, without the row's scale.
     __device__ __forceinline__ float operator[](int i) const {
-#if SCHEME == INT4
-        float value = int4_at(words.at[0], i);
-#elif SCHEME == MXFP4
-        float value = e2m1_at(words.at[0], i);
-#elif SCHEME == INT8
-        float value = int8_at(words.at[i / 4], i % 4);
-#else
-        float value = fp8_at(words.at[i / 4], i % 4);
-#endif
+        float value = Scheme::value_at(words.at, i);
         if (ZERO_POINTS) return group.x * (value + group.y);
         return GROUPED ? group.x * value : value;
     }

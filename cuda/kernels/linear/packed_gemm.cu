@@ -4,7 +4,7 @@
 //   weight_map tensor map of tiles, boxes of 16 row blocks × UNIT_BYTES. Both are for sm_90 and newer
 //   x          T [n, k]
 //   tiles      u8 [row_blocks, block_bytes]: packed by SCHEME and GROUP_SIZE (packed_layout.cuh)
-//   row_scale  fp32 [m] or null: null with MXFP4
+//   row_scale  fp32 [m] or null: null if the scheme has none
 //   bias       T [m] or null
 //   x_scale    fp32 [n] or null: scale of each activation row
 //   out        T [n, m]

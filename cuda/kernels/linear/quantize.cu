@@ -14,13 +14,13 @@
 // Moves n * k * (sizeof T + 1) bytes, with AS_T 2 * sizeof T.
 // Accuracy: equal to torch's fp32 computation. Test: tests/cuda/kernels/test_quantize.py
 #include <cuda_fp8.h>
-#include "linear/unpack.cuh"
+#include "schemes/scheme.cuh"
 #include "common/reduce.cuh"
 #include "common/pack.cuh"
 
 constexpr int THREADS = 256;
 // For int8 half of the whole range, as in compressed-tensors.
-constexpr float MAX_VALUE = SCHEME == INT8 ? 127.5f : 448.f;
+constexpr float MAX_VALUE = Scheme::INTEGERS ? 127.5f : 448.f;
 constexpr float MIN_SCALE = 0x1p-100f;  // so that zeros can be divided by it
 
 using Values = typename Choose<AS_T, T, u8>::type;
@@ -33,7 +33,7 @@ __device__ __forceinline__ float quotient(float x, float scale, float inverse) {
 }
 // Two quantized values; those of NaN do not matter, because the scale is NaN too.
 __device__ __forceinline__ u32 quantize_pair(float low, float high) {
-    if (SCHEME == FP8) return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
+    if (!Scheme::INTEGERS) return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
     constexpr float ROUND = 0x1.8p23f;  // the sum's last bits are the nearest integer
     u32 first = __float_as_uint(fminf(fmaxf(low, -128), 127) + ROUND);
     u32 second = __float_as_uint(fminf(fmaxf(high, -128), 127) + ROUND);
@@ -42,7 +42,7 @@ __device__ __forceinline__ u32 quantize_pair(float low, float high) {
 __device__ __forceinline__ void store_pair(u8* to, u32 pair) { to[0] = pair, to[1] = pair >> 8; }
 template <typename A> __device__ __forceinline__ void store_pair(A* to, u32 pair) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) to[i] = from_float<A>(SCHEME == INT8 ? int8_at(pair, i) : fp8_at(pair, i));
+    for (int i = 0; i < 2; i++) to[i] = from_float<A>(Scheme::value_at(&pair, i));
 }
 
 __device__ __forceinline__ void store_values(Values* to, const Pack<T, 8>& x, float scale, float inverse) {

@@ -29,7 +29,7 @@ constexpr int SPLIT_COLUMNS = 512;       // splits of k are multiples of this
 // weights in runs of neighboring packed tiles of eight rows.
 constexpr int BOX_BYTES = 512;
 constexpr int BOXES = OWN_BYTES / BOX_BYTES;  // of eight rows
-constexpr int EIGHT_ROWS_BYTES = SCHEME == PLAIN ? TILE_ROWS * OWN_BYTES : OWN_BYTES / STEP_BYTES * PACKED_TILE_BYTES;
+constexpr int EIGHT_ROWS_BYTES = PACKED ? OWN_BYTES / STEP_BYTES * PACKED_TILE_BYTES : TILE_ROWS * OWN_BYTES;
 constexpr int WEIGHT_BYTES = CLUSTER * M_TILE / TILE_ROWS * EIGHT_ROWS_BYTES;
 // With STREAM_X a stage also has the columns of x: panels of 128 bytes of each row, with the 128-byte swizzle. A
 // panel belongs to a warp.
@@ -44,12 +44,12 @@ constexpr int THREADS = (CONSUMERS + 1 + EPILOGUES) * WARP;
 constexpr bool IS_HALF = Same<T, half>::value;
 // Whether this block leaves room for the next kernel's on its multiprocessor. The activations of several rows do not,
 // unless they are streamed.
-constexpr bool SHARES_MULTIPROCESSOR = MAX_N <= 8 && (CLUSTER == 1 || SCHEME == PLAIN);
+constexpr bool SHARES_MULTIPROCESSOR = MAX_N <= 8 && (CLUSTER == 1 || !PACKED);
 
 // LOW_RANK: the most ranks of all activation rows together.
 constexpr int NARROW_ELEMENTS = MAX_N > 8 ? 1536 : 768;
 
-using WeightElement = Choose<SCHEME == PLAIN, T, u8>::type;
+using WeightElement = Choose<PACKED, u8, T>::type;
 
 struct Arguments {
     const WeightElement* weight;

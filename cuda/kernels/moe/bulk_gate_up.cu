@@ -2,7 +2,7 @@
 //
 //   x          T [n, hidden_size]
 //   values     u64 [num_experts]: as for packed_gate_up, for SCHEME PLAIN addresses of matrices T
-//   scales     u64 [num_experts] or null: null for PLAIN and MXFP4
+//   scales     u64 [num_experts] or null: null if the scheme has none
 //   biases     u64 [num_experts] or null
 //   ids        int32 [n, experts_per_token]
 //   input_weights  fp32 [n, experts_per_token] or null

@@ -3,7 +3,7 @@
 //   x           T [n, experts_per_token, expert_size]
 //   values      u64 [num_experts]: address of each expert's matrix [hidden_size, expert_size], as in packed_gate_up, or
 //               elements of T (PLAIN)
-//   scales      u64 [num_experts] or null: address of its row scales, as in packed_gate_up; null for PLAIN and MXFP4
+//   scales      u64 [num_experts] or null: address of its row scales, as in packed_gate_up; null if the scheme has none
 //   biases      u64 [num_experts] or null: each expert's bias T [hidden_size]
 //   ids         int32 [n, experts_per_token]
 //   weights     fp32 [n, experts_per_token] or null: routing weights; null: 1

@@ -1,6 +1,6 @@
 // Products of rows of experts' matrices with activation rows, for packed_gate_up and expert_down.
 //
-// SCHEME is PLAIN (elements of T) or one of linear/packed_layout.cuh. Thread (g, t) = (lane / 4, lane % 4) of a warp
+// SCHEME is PLAIN (elements of T) or one of schemes/. Thread (g, t) = (lane / 4, lane % 4) of a warp
 // multiplies row g of eight `low` rows and row g of eight `high` rows: a step is 16 bytes of each, which the thread
 // copies to its own slots of shared memory several steps ahead, so no barrier is needed. A unit is all steps of such
 // rows; the warps of a block divide the steps of its units. The low rows are multiplied with one activation row, the
@@ -9,7 +9,6 @@
 #include "common/mma.cuh"
 #include "linear/packed_layout.cuh"
 
-constexpr bool PACKED = SCHEME != PLAIN;
 constexpr bool MMA = !Same<T, float>::value;
 constexpr int COLUMNS = 16 * 8 / BITS;           // of a thread in a step
 constexpr int FRAGMENT = 16 / sizeof(T);         // activations in 16 bytes
@@ -80,7 +79,7 @@ struct Row {
         u32 table = slot + WARP * 32 + (which * WARP + lane) * 4;
         if (!GROUPED || !valid) return;
         const u8* entries = from - lane * 16 + TILE_ROWS * STEP_BYTES;
-        if (!SCALED_SUMS) copy_4(table, entries + lane / 4 * 4);  // the word with the entries of the row
+        if (!SCALED_SUMS) copy_4(table, entries + thread_entries());  // the word with the entries of the row
         else if (t < TILE_GROUPS)                                 // or with that of the step's group t
             copy_4(table, entries + (t * TILE_ROWS + lane / 4) / WORD_ENTRIES * 4);
     }
@@ -164,30 +163,6 @@ struct Activations {
     const float* sums[2];
 };
 
-// Unpacks the operands of pair `p` of mma instructions; MXFP4: `scales` are those of the row's groups.
-__device__ __forceinline__ void unpack(const u32 (&words)[4], int p, u32 scales, u32 (&a)[4]) {
-#if SCHEME == PLAIN
-#pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = words[i];
-#elif SCHEME == INT4
-    unpack_int4(words[p], a, T());
-#elif SCHEME == MXFP4
-    unpack_mxfp4(words[p], e2m1_factor(scales, p, T()), a, T());
-#else
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 two[2];
-#if SCHEME == INT8
-        unpack_int8(words[2 * p + i], two, T());
-#else
-        unpack_fp8(words[2 * p + i], two, T());
-#endif
-        a[2 * i] = two[0];
-        a[2 * i + 1] = two[1];
-    }
-#endif
-}
-
 // What a thread multiplies in a step: 16 bytes of a low and of a high row.
 union Words {
     uint4 bits[2];
@@ -238,7 +213,7 @@ struct Sums {
             add_groups<TILE_ROWS>(w.words, step, (const Entry*)(low + entry), (const Entry*)(high + entry), x);
         } else {
             u32 scales[2] = {};
-            int row = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * ROW_ENTRIES;
+            int row = TILE_ROWS * STEP_BYTES + thread_entries();
             if (GROUPED) scales[0] = *(const u32*)(low + row), scales[1] = *(const u32*)(high + row);
             add_pairs<FRAGMENTS>(products, w.words, scales, fragments(x, step), 0);
         }
@@ -256,8 +231,8 @@ struct Sums {
 #pragma unroll
         for (int p = first; p < first + COUNT; p++) {
             u32 a[4], b[4];
-            unpack(words[0], p, scales[0], a);
-            unpack(words[1], p, scales[1], b);
+            Scheme::unpack(words[0], scales[0], p, a, T());
+            Scheme::unpack(words[1], scales[1], p, b, T());
             uint4 v = column[p * 4];
             mma<T>(to[0], a[0], b[0], a[1], b[1], v.x, v.y);
             mma<T>(to[1], a[2], b[2], a[3], b[3], v.z, v.w);
@@ -278,13 +253,13 @@ struct Sums {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 Entry entry = (i ? high_table : low_table)[part * STRIDE];
-                float2 f = group_of(entry);
+                float2 f = Scheme::group_of(entry);
                 float sum = 0;
                 if (ZERO_POINTS)
 #pragma unroll
                     for (int j = 0; j < PAIRS; j++) sum += x.sums[i][(step * PARTS + part) * PAIRS + j];
                 float product = own[0][3 * i] + own[1][3 * i];
-                if (ZERO_POINTS) found[i] += f.x * (product + (f.y - (SCHEME == INT4 ? int4_bias(T()) : 0)) * sum);
+                if (ZERO_POINTS) found[i] += f.x * (product + (f.y - Scheme::SUM_BIAS<T>) * sum);
                 else found[i] += f.x * product;
             }
         }

@@ -3,7 +3,7 @@
 //   x       T [n, hidden_size]
 //   values  u64 [num_matrices]: addresses of each expert's matrix [2 * expert_size, hidden_size]: of its elements T,
 //           or of its packed tiles (linear/packed_layout.cuh)
-//   scales  u64 [num_matrices] or null: null with PLAIN and MXFP4; addresses of row scales fp32 [2 * expert_size]
+//   scales  u64 [num_matrices] or null: null if the scheme has none; addresses of row scales fp32 [2 * expert_size]
 //   biases  u64 [num_matrices] or null: addresses of biases T [2 * expert_size]
 //   input_weights  fp32 [n, experts_per_token] or null: of the choices in the order of the tokens; as in
 //           expert_gate_up

@@ -1,6 +1,6 @@
 // The matrices of a grouped GEMM in shared memory, and as operands of mma; see grouped.cuh.
 //
-// SCHEME is PLAIN (elements of T) or one of linear/packed_layout.cuh. A slot of the ring has TILE_COLUMNS rows of the
+// SCHEME is PLAIN (elements of T) or one of schemes/. A slot of the ring has TILE_COLUMNS rows of the
 // matrix by DEPTH elements, of 4 bits by two times as many.
 #pragma once
 #include "common/async_copy.cuh"
@@ -10,7 +10,7 @@
 
 constexpr int THREADS = 256, TILE_COLUMNS = 128;
 constexpr int ROW_BYTES = 128, DEPTH = ROW_BYTES / sizeof(T), CHUNK = 16 / sizeof(T);
-constexpr bool SPREAD = SCHEME == PLAIN || GROUPED;  // the two octets of a thread are 32 columns apart, not side by side
+constexpr bool SPREAD = !PACKED || GROUPED;  // the two octets of a thread are 32 columns apart, not side by side
 // Hopper's matmul, for 128 rows of 16 bits (grouped_wgmma.cuh). TRANSPOSED: a thread's sums are those of matrix rows, for
 // two activation rows at a time.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && BLOCK_ROWS == 128
@@ -86,51 +86,6 @@ struct Matrix {
 };
 
 #else
-// Eight quantized values as four pairs of neighbors, without scales; FP8 in groups as shifted pairs, MXFP4 as placed
-// ones.
-__device__ __forceinline__ void unpack_octet(const u8* at, u32 (&pairs)[4]) {
-#if SCHEME == INT4
-    u32 word = *(const u32*)at;
-    constexpr u32 BIAS = Same<T, bf16>::value ? 0x43004300 : 0x54005400;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {  // values i * 2 and i * 2 + 1 are in the lower halves of two bytes
-        u32 spread = __byte_perm(word, 0, i ? 0x4342 : 0x4140);
-        if constexpr (Same<T, bf16>::value) {
-            pairs[i] = and_or<0x000f000f, BIAS>(spread);
-            pairs[i + 2] = and_or<0x000f000f, BIAS>(spread >> 4);
-        } else {
-            pairs[i] = and_or<0x00f000f0, BIAS>(spread << 4);
-            pairs[i + 2] = and_or<0x00f000f0, BIAS>(spread);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = subtract_pairs(pairs[i], BIAS, T());
-#elif SCHEME == MXFP4
-    u32 word = *(const u32*)at;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 spread = __byte_perm(word, 0, i ? 0x4342 : 0x4140);
-        pairs[i] = place_e2m1<0>(spread, T());
-        pairs[i + 2] = place_e2m1<4>(spread, T());
-    }
-#else
-    uint2 words = *(const uint2*)at;
-    u32 halves[2][2];
-#if SCHEME == INT8
-    unpack_int8(words.x, halves[0], T());
-    unpack_int8(words.y, halves[1], T());
-#elif GROUP_SIZE > 0
-    shift_fp8(words.x, halves[0], T());
-    shift_fp8(words.y, halves[1], T());
-#else
-    unpack_fp8(words.x, halves[0], T());
-    unpack_fp8(words.y, halves[1], T());
-#endif
-#pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = halves[i / 2][i % 2];
-#endif
-}
-
 // Sixteen threads copy a packed tile of eight rows.
 struct Matrix {
     static constexpr int BYTES = TILE_COLUMNS / TILE_ROWS * PACKED_TILE_BYTES, SHARERS = THREADS / 16;
@@ -158,27 +113,10 @@ struct Matrix {
         const u8* tile = slot + column / TILE_ROWS * PACKED_TILE_BYTES;
         int row = column % TILE_ROWS, octet = depth % DEPTHS * 2 + group;
         Chunk result;
-        unpack_octet(tile + row * STEP_BYTES + threadIdx.x % 4 * 16 + octet * BITS, result.at);
+        Scheme::neighbors(tile + row * STEP_BYTES + threadIdx.x % 4 * 16 + octet * BITS, result.at, T());
         if constexpr (GROUPED) {
-            int entry = octet * 32 / (GROUPED ? GROUP_SIZE : 1) * GROUP_ENTRIES + row * ROW_ENTRIES;
-            const Entry& stored = ((const Entry*)(tile + TILE_ROWS * STEP_BYTES))[entry];
-#if SCHEME == MXFP4
-            u32 factor = e2m1_factor(stored.field, T());
-#pragma unroll
-            for (int i = 0; i < 4; i++) result.at[i] = multiply_pairs(result.at[i], factor, T());
-#elif SCHEME == FP8
-            float2 pair = group_of(stored);
-            Fp8Scale<T> scale;
-            scale.set(pair.x);
-#pragma unroll
-            for (int i = 0; i < 4; i++) result.at[i] = scale.apply(result.at[i]);
-#else
-            float2 pair = group_of(stored);
-            u32 by = pair_bits(pair.x, pair.x, T()), zero = pair_bits(-pair.y, -pair.y, T());
-#pragma unroll
-            for (int i = 0; i < 4; i++)  // whole zero points are subtracted exactly
-                result.at[i] = multiply_pairs(subtract_pairs(result.at[i], zero, T()), by, T());
-#endif
+            int entry = entry_of(row, group_of_octet(octet, threadIdx.x % 4));
+            Scheme::scaled(((const Entry*)(tile + TILE_ROWS * STEP_BYTES))[entry], result.at, T());
         }
         return result;
     }

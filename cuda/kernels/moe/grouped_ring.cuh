@@ -8,7 +8,7 @@ constexpr int OWN_ROWS = BLOCK_ROWS / ROW_WARPS, OWN_COLUMNS = TILE_COLUMNS / CO
 constexpr int MMA_ROWS = OWN_ROWS / 16, MMA_COLUMNS = OWN_COLUMNS / 8;
 constexpr int ACTIVATION_BYTES = BLOCK_ROWS * ROW_BYTES;  // of a stage
 // Blocks on a multiprocessor, at least; many of them hide how long it takes to dequantize.
-constexpr int MIN_BLOCKS = BLOCK_ROWS == 32 ? (SCHEME == PLAIN ? 2 : 4) : sizeof(T) == 4 ? 1 : 2;
+constexpr int MIN_BLOCKS = BLOCK_ROWS == 32 ? (PACKED ? 4 : 2) : sizeof(T) == 4 ? 1 : 2;
 
 // The rows first … end - 1 of `order` that a block computes; none if first == end.
 struct ExpertRows {

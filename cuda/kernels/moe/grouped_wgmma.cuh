@@ -1,8 +1,10 @@
 // The products of a tile of 128 rows of grouped.cuh by wgmma, on sm_90a.
 #pragma once
 #include "common/wgmma.cuh"
-#include "linear/gemm_operands.cuh"
 #include "moe/grouped_ring.cuh"
+#if SCHEME != PLAIN
+#include "linear/gemm_operands.cuh"
+#endif
 
 #if SCHEME == PLAIN
 // Each of two warpgroups multiplies 64 activation rows; its sums are those of an mma with 16 rows a warp.

@@ -3,7 +3,7 @@
 //   x          T [n, hidden_size]
 //   values     u64 [num_experts]: address of each expert's matrix [2 * expert_size, hidden_size]: tiles of
 //              linear/packed_layout.cuh
-//   scales     u64 [num_experts] or null: address of its row scales fp32; null for MXFP4
+//   scales     u64 [num_experts] or null: address of its row scales fp32; null if the scheme has none
 //   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
 //   ids        int32 [n, experts_per_token]
 //   input_weights  fp32 [n, experts_per_token] or null: the products are multiplied by them, before a bias is added:

@@ -41,13 +41,13 @@ class Tiling:
 
 
 _ROWS = 8  # of a tile
-_GATE, _GATE_MXFP4, DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
+_GATE, _GATE_SCALED, DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
 DOWN_OF_ONE = Tiling(8, 4, 2, 3)  # of one row: twice the copies in flight
 
 
 def gate_tiling(scheme: str) -> Tiling:
     """Return the tiling of `packed_gate_up` for matrices of this scheme."""
-    return _GATE_MXFP4 if scheme == "MXFP4" else _GATE
+    return _GATE_SCALED if PACKED_SCHEMES[scheme].scales_elements else _GATE
 
 
 def _down_tiling(gpu: Gpu, matrices: ExpertMatrices, shape: torch.Size, itemsize: int) -> Tiling:

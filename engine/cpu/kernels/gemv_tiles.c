@@ -76,6 +76,7 @@ INLINE Floats16 load_table(Kind kind, const Table *table, int group, Floats16 fa
         return products_at(table->entries, kind.tables, is_signed, group, factors);
     const uint8_t *at = table->entries + (size_t)group * TILE_ROWS * table->entry_bytes;
     if (kind.tables == TABLES_E8M0) return powers_at(at);
+    if (kind.tables == TABLES_E4M3) return times(small_e4m3_at(at), table->unit * 256);
     return table->entry_bytes == 4 ? floats_at(at) : halves_at(at);
 }
 
@@ -150,33 +151,34 @@ INLINE void tile_pass_of(Kind kind, const Pass *pass, int n) {
 typedef void PassFunction(const Pass *pass, int n);
 
 /* Calls X(format, has_minimum, half_groups, tables) for every kind of tile that is packed. */
-#define FOR_EACH_KIND(X)                                         \
-    X(INT2, 0, 0, FP16)   /* TQ1_0, TQ2_0, Q1_0 */               \
-    X(INT2, 1, 0, BYTES)  /* IQ1_S */                            \
-    X(INT2, 1, 1, NIBBLES) /* Q2_K */                            \
-    X(INT3, 0, 1, BYTES)  /* Q3_K */                             \
-    X(INT4, 0, 0, FP16)   /* Q4_0 and int4 of other files */     \
-    X(INT4, 0, 1, FP16)                                          \
-    X(INT4, 1, 0, FP16)                                          \
-    X(INT4, 1, 1, FP16)                                          \
-    X(INT4, 1, 0, BYTES)  /* Q4_K */                             \
-    X(INT5, 0, 0, FP16)   /* Q5_0 */                             \
-    X(INT5, 1, 0, FP16)   /* Q5_1 */                             \
-    X(INT5, 1, 0, BYTES)  /* Q5_K */                             \
-    X(INT6, 0, 1, BYTES)  /* Q6_K */                             \
-    X(INT8, 0, 0, FP16)   /* Q8_0, Q8_K and int8 of other files */ \
-    X(INT8, 0, 1, FP16)                                          \
-    X(INT8, 1, 0, FP16)                                          \
-    X(INT8, 1, 1, FP16)                                          \
-    X(IQ1, 0, 1, NIBBLES) /* IQ1_M */                            \
-    X(IQ2, 0, 0, BYTES)   /* IQ2_XXS */                          \
-    X(IQ2, 0, 1, BYTES)   /* IQ2_XS, IQ2_S */                    \
-    X(IQ3_XXS, 0, 0, BYTES)                                      \
-    X(IQ3_S, 0, 0, BYTES)                                        \
-    X(IQ4, 0, 0, FP16)    /* IQ4_NL */                           \
-    X(IQ4, 0, 0, BYTES)   /* IQ4_XS */                           \
-    X(E2M1, 0, 1, FP16)   /* NVFP4 */                            \
-    X(E2M1, 0, 0, E8M0)   /* MXFP4 */                            \
+#define FOR_EACH_KIND(X)                                             \
+    X(INT2, 0, 0, FP16)     /* TQ1_0, TQ2_0, Q1_0 */                 \
+    X(INT2, 1, 0, BYTES)    /* IQ1_S */                              \
+    X(INT2, 1, 1, NIBBLES)  /* Q2_K */                               \
+    X(INT3, 0, 1, BYTES)    /* Q3_K */                               \
+    X(INT4, 0, 0, FP16)     /* Q4_0 and int4 of other files */       \
+    X(INT4, 0, 1, FP16)                                              \
+    X(INT4, 1, 0, FP16)                                              \
+    X(INT4, 1, 1, FP16)                                              \
+    X(INT4, 1, 0, BYTES)    /* Q4_K */                               \
+    X(INT5, 0, 0, FP16)     /* Q5_0 */                               \
+    X(INT5, 1, 0, FP16)     /* Q5_1 */                               \
+    X(INT5, 1, 0, BYTES)    /* Q5_K */                               \
+    X(INT6, 0, 1, BYTES)    /* Q6_K */                               \
+    X(INT8, 0, 0, FP16)     /* Q8_0, Q8_K and int8 of other files */ \
+    X(INT8, 0, 1, FP16)                                              \
+    X(INT8, 1, 0, FP16)                                              \
+    X(INT8, 1, 1, FP16)                                              \
+    X(IQ1, 0, 1, NIBBLES)   /* IQ1_M */                              \
+    X(IQ2, 0, 0, BYTES)     /* IQ2_XXS */                            \
+    X(IQ2, 0, 1, BYTES)     /* IQ2_XS, IQ2_S */                      \
+    X(IQ3_XXS, 0, 0, BYTES)                                          \
+    X(IQ3_S, 0, 0, BYTES)                                            \
+    X(IQ4, 0, 0, FP16)      /* IQ4_NL */                             \
+    X(IQ4, 0, 0, BYTES)     /* IQ4_XS */                             \
+    X(E2M1, 0, 0, E4M3)                                              \
+    X(E2M1, 0, 1, E4M3)     /* NVFP4 */                              \
+    X(E2M1, 0, 0, E8M0)     /* MXFP4 */                              \
     X(E2M1, 0, 1, E8M0)
 
 #define PASS(format, has_minimum, half_groups, tables)                                            \

@@ -20,6 +20,7 @@
    A table has an entry for each group of a row:
      fp16, fp32      [groups][16]
      e8m0            [groups][16] bytes b: 2^(b - 127)
+     e4m3            [groups][16] bytes, times `unit`
      bytes, nibbles  [factors][16] fp16, then [groups][16] bytes, or [groups/2][16] bytes with the entry
                      of an even group in their low halves. An entry is that integer (of scales signed
                      bytes, else unsigned), times `unit`, times the factor of the group's columns.
@@ -48,7 +49,7 @@ enum Format {
     FORMAT_E2M1,
     NUM_FORMATS
 };
-enum Tables { TABLES_FP16, TABLES_FP32, TABLES_E8M0, TABLES_BYTES, TABLES_NIBBLES, NUM_TABLES };
+enum Tables { TABLES_FP16, TABLES_FP32, TABLES_E8M0, TABLES_E4M3, TABLES_BYTES, TABLES_NIBBLES, NUM_TABLES };
 enum { TILE_ROWS = 16, BLOCK_COLS = 32, INT4_CENTER = 8 };
 
 typedef struct {

@@ -84,40 +84,6 @@ READ_BLOCKS(tq2_0, 256, 66)
 READ_BLOCKS(mxfp4, 32, 17)
 READ_BLOCKS(nvfp4, 64, 36)
 
-/* Calls FUNCTION(read_TYPE, …) for the source's kind; the reader is inlined. */
-#define FOR_KIND(source, FUNCTION, ...)                                  \
-    switch ((source)->kind) {                                            \
-        case SOURCE_INT4: return FUNCTION(read_int4, __VA_ARGS__);       \
-        case SOURCE_INT8: return FUNCTION(read_int8, __VA_ARGS__);       \
-        case SOURCE_UINT8: return FUNCTION(read_uint8, __VA_ARGS__);     \
-        case SOURCE_Q1_0: return FUNCTION(read_q1_0, __VA_ARGS__);       \
-        case SOURCE_Q4_0: return FUNCTION(read_q4_0, __VA_ARGS__);       \
-        case SOURCE_Q4_1: return FUNCTION(read_q4_1, __VA_ARGS__);       \
-        case SOURCE_Q5_0: return FUNCTION(read_q5_0, __VA_ARGS__);       \
-        case SOURCE_Q5_1: return FUNCTION(read_q5_1, __VA_ARGS__);       \
-        case SOURCE_Q8_0: return FUNCTION(read_q8_0, __VA_ARGS__);       \
-        case SOURCE_Q2_K: return FUNCTION(read_q2_k, __VA_ARGS__);       \
-        case SOURCE_Q3_K: return FUNCTION(read_q3_k, __VA_ARGS__);       \
-        case SOURCE_Q4_K: return FUNCTION(read_q4_k, __VA_ARGS__);       \
-        case SOURCE_Q5_K: return FUNCTION(read_q5_k, __VA_ARGS__);       \
-        case SOURCE_Q6_K: return FUNCTION(read_q6_k, __VA_ARGS__);       \
-        case SOURCE_Q8_K: return FUNCTION(read_q8_k, __VA_ARGS__);       \
-        case SOURCE_IQ1_S: return FUNCTION(read_iq1_s, __VA_ARGS__);     \
-        case SOURCE_IQ1_M: return FUNCTION(read_iq1_m, __VA_ARGS__);     \
-        case SOURCE_IQ2_XXS: return FUNCTION(read_iq2_xxs, __VA_ARGS__); \
-        case SOURCE_IQ2_XS: return FUNCTION(read_iq2_xs, __VA_ARGS__);   \
-        case SOURCE_IQ2_S: return FUNCTION(read_iq2_s, __VA_ARGS__);     \
-        case SOURCE_IQ3_XXS: return FUNCTION(read_iq3_xxs, __VA_ARGS__); \
-        case SOURCE_IQ3_S: return FUNCTION(read_iq3_s, __VA_ARGS__);     \
-        case SOURCE_IQ4_NL: return FUNCTION(read_iq4_nl, __VA_ARGS__);   \
-        case SOURCE_IQ4_XS: return FUNCTION(read_iq4_xs, __VA_ARGS__);   \
-        case SOURCE_TQ1_0: return FUNCTION(read_tq1_0, __VA_ARGS__);     \
-        case SOURCE_TQ2_0: return FUNCTION(read_tq2_0, __VA_ARGS__);     \
-        case SOURCE_MXFP4: return FUNCTION(read_mxfp4, __VA_ARGS__);     \
-        case SOURCE_NVFP4: return FUNCTION(read_nvfp4, __VA_ARGS__);     \
-        default: return 1;                                               \
-    }
-
 /* Tables of one block of a tile: [2 halves][16 rows], and factors. */
 typedef struct {
     float scale[2][TILE_ROWS], minimum[2][TILE_ROWS];
@@ -234,22 +200,14 @@ INLINE int pack_block(ReadColumns read, const PackJob *job, int row, int offset,
     return error | store_tables(&tables, to, tile, col, job->multiplier);
 }
 
-INLINE int pack_all(ReadColumns read, const PackJob *job) {
+INLINE int pack_all(ReadColumns read, int bits, const PackJob *job) {
     const Matrix *to = job->to;
     int error = 0;
     for (int t = 0; t < job->num_tiles; t++) {
         uint8_t *tile = (uint8_t *)to->data + (job->first_tile + t) * to->stride;
         int row = job->first_row + t * TILE_ROWS;
-        for (int offset = 0; offset < job->num_cols; offset += BLOCK_COLS) {
-            switch (value_bits(to->format)) { /* a constant in each copy */
-                case 2: error |= pack_block(read, job, row, offset, 2, tile); break;
-                case 3: error |= pack_block(read, job, row, offset, 3, tile); break;
-                case 4: error |= pack_block(read, job, row, offset, 4, tile); break;
-                case 5: error |= pack_block(read, job, row, offset, 5, tile); break;
-                case 6: error |= pack_block(read, job, row, offset, 6, tile); break;
-                default: error |= pack_block(read, job, row, offset, 8, tile);
-            }
-        }
+        for (int offset = 0; offset < job->num_cols; offset += BLOCK_COLS)
+            error |= pack_block(read, job, row, offset, bits, tile);
     }
     return error;
 }
@@ -258,7 +216,37 @@ int pack_tiles(const PackSource *source, int first_row, int first_col, int num_c
                const Matrix *to, int first_tile, int num_tiles, int to_col, float multiplier) {
     PackJob job = {source,     to,        first_row, first_col,   num_cols,
                    first_tile, num_tiles, to_col,    multiplier};
-    FOR_KIND(source, pack_all, &job)
+    switch (source->kind) { /* the bits are those of the target's values */
+        case SOURCE_INT4: return pack_all(read_int4, 4, &job);
+        case SOURCE_INT8: return pack_all(read_int8, 8, &job);
+        case SOURCE_UINT8: return pack_all(read_uint8, 8, &job);
+        case SOURCE_Q1_0: return pack_all(read_q1_0, 2, &job);
+        case SOURCE_Q4_0: return pack_all(read_q4_0, 4, &job);
+        case SOURCE_Q4_1: return pack_all(read_q4_1, 4, &job);
+        case SOURCE_Q5_0: return pack_all(read_q5_0, 5, &job);
+        case SOURCE_Q5_1: return pack_all(read_q5_1, 5, &job);
+        case SOURCE_Q8_0: return pack_all(read_q8_0, 8, &job);
+        case SOURCE_Q2_K: return pack_all(read_q2_k, 2, &job);
+        case SOURCE_Q3_K: return pack_all(read_q3_k, 3, &job);
+        case SOURCE_Q4_K: return pack_all(read_q4_k, 4, &job);
+        case SOURCE_Q5_K: return pack_all(read_q5_k, 5, &job);
+        case SOURCE_Q6_K: return pack_all(read_q6_k, 6, &job);
+        case SOURCE_Q8_K: return pack_all(read_q8_k, 8, &job);
+        case SOURCE_IQ1_S: return pack_all(read_iq1_s, 2, &job);
+        case SOURCE_IQ1_M: return pack_all(read_iq1_m, 3, &job);
+        case SOURCE_IQ2_XXS: return pack_all(read_iq2_xxs, 3, &job);
+        case SOURCE_IQ2_XS: return pack_all(read_iq2_xs, 3, &job);
+        case SOURCE_IQ2_S: return pack_all(read_iq2_s, 3, &job);
+        case SOURCE_IQ3_XXS: return pack_all(read_iq3_xxs, 4, &job);
+        case SOURCE_IQ3_S: return pack_all(read_iq3_s, 4, &job);
+        case SOURCE_IQ4_NL: return pack_all(read_iq4_nl, 4, &job);
+        case SOURCE_IQ4_XS: return pack_all(read_iq4_xs, 4, &job);
+        case SOURCE_TQ1_0: return pack_all(read_tq1_0, 2, &job);
+        case SOURCE_TQ2_0: return pack_all(read_tq2_0, 2, &job);
+        case SOURCE_MXFP4: return pack_all(read_mxfp4, 4, &job);
+        case SOURCE_NVFP4: return pack_all(read_nvfp4, 4, &job);
+        default: return 1;
+    }
 }
 
 /* Copies elements of `nbytes`, [num][16], from row `from_row` to row `to_row`. */

@@ -38,8 +38,8 @@ enum SourceKind {
 
 /* A matrix [rows, cols]. The first three kinds have tables fp32 [rows][groups of group_cols], NULL
    if the target has none. A weight is scale * value + minimum; without minimums the values are
-   centered as the target's are, at 8, 0 or 128. For MXFP4 the values are e2m1, the scales e8m0
-   bytes as numbers. `grid` has the digits of each point, one a byte, for types that need it. */
+   centered as the target's are, at 8, 0 or 128. For e2m1 values the scales are e8m0 or
+   e4m3 bytes as numbers. `grid` has the digits of each point, one a byte, for types that need it. */
 typedef struct {
     int32_t kind, rows, cols, group_cols;
     int64_t stride; /* bytes from row to row of the values */

@@ -49,6 +49,12 @@ INLINE Floats16 powers_at(const uint8_t *at) {
     }
     return rows;
 }
+/* e4m3 numbers / 256: at the place of fp16's bits, also if they are subnormal. */
+INLINE Floats16 small_e4m3_at(const uint8_t *at) {
+    uint16_t halves[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++) halves[r] = (uint16_t)((at[r] & 0x80) << 8 | (at[r] & 0x7f) << 7);
+    return halves_at((const uint8_t *)halves);
+}
 INLINE void store_rows(float *at, Floats16 rows) {
     EACH_PART store_floats(at + LANES * i, rows.part[i]);
 }

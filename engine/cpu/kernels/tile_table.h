@@ -54,6 +54,7 @@ INLINE Floats16 entries_of(const Table *t, int group) {
         case TABLES_FP32: return floats_at(at);
         case TABLES_FP16: return halves_at(at);
         case TABLES_E8M0: return powers_at(at);
+        case TABLES_E4M3: return times(small_e4m3_at(at), t->unit * 256);
         default: {
             const Floats16 factors = factors_at(t, group * t->group_cols / t->factor_cols);
             return products_at(t->entries, t->tables, t->is_signed, group, factors);

@@ -163,14 +163,11 @@ INLINE int unpack_mxfp4(const uint8_t *block, int part, Columns *to) {
     return block[0] > LARGEST_E8M0;
 }
 
-/* e4m3 scale[4] without sign, e2m1 q[64]: scale * q. The scale is half of that, 0x7f stands for 0. */
+/* e4m3 scale[4] without sign, of which 0x7f is 0, e2m1 q[64]: scale * q. The scales are bytes. */
 INLINE int unpack_nvfp4(const uint8_t *block, int part, Columns *to) {
     for (int half = 0; half < 2; half++) {
         const uint8_t bits = block[2 * part + half];
-        const int exponent = bits >> 3 & 15, fraction = bits & 7;
-        const float number = (float)(exponent ? fraction + 8 : fraction);
-        const float power = float_of_bits((uint32_t)(127 - 11 + max_int(exponent, 1)) << 23);
-        to->scale[half] = bits == 0x7f ? 0 : number * power;
+        to->scale[half] = bits == 0x7f ? 0 : (float)(bits & 0x7f);
         split_nibbles(block + 4 + 8 * (2 * part + half), 16, to->values + 16 * half);
     }
     return 0;

@@ -26,6 +26,7 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
     pack_mxfp4,
+    pack_nvfp4,
 )
 from swiftchat.engine.gpu.linear.plain import LinearKernels, matmul_rounded
 from swiftchat.engine.gpu.linear.w8a8 import matmul_w8a8
@@ -37,6 +38,7 @@ from swiftchat.weights.quantization.scheme import (
     Int8,
     Int8Groups,
     Mxfp4,
+    Nvfp4,
     QuantizedMatrix,
 )
 
@@ -197,6 +199,18 @@ def _pack_mxfp4(
     return pack_mxfp4(_upload(values, device), _upload(scales, device), dtype)
 
 
+def _pack_nvfp4(
+    parts: Sequence[Nvfp4], dtype: torch.dtype, device: torch.device
+) -> PackedMatrix | None:
+    columns, groups = 2 * parts[0].values.shape[1], parts[0].scale.shape[1]
+    has_same_groups = all(part.scale.shape[1] == groups for part in parts)
+    if not (has_same_groups and packing_fits("NVFP4", columns, columns // groups)):
+        return None
+    arrays = [[part.values for part in parts], [part.scale for part in parts]]
+    arrays.append([part.row_scale for part in parts])
+    return pack_nvfp4(*(_upload(some, device) for some in arrays), dtype)
+
+
 _PACK: Mapping[type[QuantizedMatrix], Callable[..., PackedMatrix | None]] = MappingProxyType(
     {
         Int8: _pack_int8,
@@ -204,6 +218,7 @@ _PACK: Mapping[type[QuantizedMatrix], Callable[..., PackedMatrix | None]] = Mapp
         Int4: partial(_pack_groups, "INT4", 2, pack_int4),
         Int8Groups: partial(_pack_groups, "INT8", 1, pack_int8_groups),
         Mxfp4: _pack_mxfp4,
+        Nvfp4: _pack_nvfp4,
     }
 )
 

@@ -60,6 +60,7 @@ def test_plain_matrices_equal_fp64(gpu: Gpu, case: Case, size: Size) -> None:
     [
         *((case, *size) for case in PLAIN for size in ((96, 45), (160, 7))),
         (("MXFP4", 32, torch.bfloat16), 160, 40),
+        (("NVFP4", 16, torch.bfloat16), 144, 40),
     ],
 )
 @pytest.mark.usefixtures("launched")
@@ -75,6 +76,7 @@ def test_which_matrices_fit(gpu: Gpu) -> None:
         ("PLAIN", 0, 8192, set()),
         ("INT4", 32, 96, {1, 2}),
         ("MXFP4", 32, 96, {1, 2}),
+        ("NVFP4", 16, 80, {1, 2}),
     ):
         matrices = Experts(make, scheme, group, (1, 16, columns)).matrices(biased=False)
         found = {n for n in (1, 2) if bulk_gate_up_fits(gpu, matrices, bf16, n)}

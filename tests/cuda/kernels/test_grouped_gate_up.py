@@ -54,7 +54,7 @@ def test_gate_up_equals_fp64(
         assert_close(out, expected, case.tolerance)
 
 
-@pytest.mark.parametrize("kind", ["mxfp4", "float32", "int4-64", "int8"])
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4", "float32", "int4-64", "int8"])
 def test_rows_do_not_depend_on_the_tiles(
     gpu: Gpu, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack import Packer
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats import ggml_dequantize
+from swiftchat.weights.quantization.fp8 import FLOAT8
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     Int4,
@@ -47,6 +48,11 @@ def unpack_table(layout: TileLayout, table: npt.NDArray[np.uint8], is_minimum: b
     table, groups = np.ascontiguousarray(table), layout.num_groups
     if layout.tables == "e8m0":  # twice e2m1 numbers have half the scale
         numbers = np.ldexp(1.0, table[:, : 16 * groups].astype(np.int32) - 128)
+    elif layout.tables == "e4m3":
+        bits = np.minimum(table[:, : 16 * groups] & 127, 126)
+        numbers = FLOAT8["F8_E4M3"][bits].astype(np.float64) * layout.unit
+        numbers[table[:, : 16 * groups] & 127 == 127] = 480 * layout.unit  # GGUF has no NaN
+        numbers *= np.where(table[:, : 16 * groups] & 128, -1, 1)
     elif not layout.factor_cols:
         dtype = np.float32 if layout.tables == "fp32" else np.float16
         numbers = table.view(dtype)[:, : 16 * groups].astype(np.float64)

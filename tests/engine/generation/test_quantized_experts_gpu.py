@@ -36,7 +36,7 @@ CONFIG = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "mxfp4"])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "mxfp4", "nvfp4"])
 def test_decode_steps_equal_a_prompt_with_dequantized_experts(scheme: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))

@@ -25,7 +25,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.ggml_dequantize import DOUBLE_E2M1
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, QuantizedMatrix
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Nvfp4, QuantizedMatrix
 from tests.support import tiny
 from tests.support.native.ops import pool
 from tests.support.quantized_models import FORMATS, quantized_model
@@ -57,6 +57,15 @@ def random_quantized(
         return Mxfp4(codes, exponent), torch.from_numpy(DOUBLE_E2M1).double()[q] * torch.from_numpy(
             powers
         )
+    if scheme == "nvfp4":
+        q = rng.integers(0, 16, (rows, columns))
+        bits = rng.integers(0, 256, (rows, columns // 16)).astype(np.uint8)
+        bits[(bits & 127) == 127] = 0  # NaN
+        row_scale = torch.from_numpy(np.exp(rng.normal(size=rows) - 6)).bfloat16().float().numpy()
+        wide = torch.from_numpy(bits).view(torch.float8_e4m3fn).double().repeat_interleave(16, 1)
+        wide *= torch.from_numpy(row_scale).double().unsqueeze(1) / 2
+        codes = (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)
+        return Nvfp4(codes, bits, row_scale), torch.from_numpy(DOUBLE_E2M1).double()[q] * wide
     groups = columns // 32 if scheme in ("int4", "fp8-block") else 1
     scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
     scale[rng.random(scale.shape) < 0.02] *= 100
@@ -195,6 +204,9 @@ DESCRIPTIONS = {
     "compressed-fp8": "fp8",
     "compressed-fp8-blocks": "fp8 in groups of 32",
     "compressed-mxfp4": "mxfp4 in groups of 32",
+    "compressed-nvfp4": "nvfp4 in groups of 16",
+    "modelopt-nvfp4": "nvfp4 in groups of 16",
+    "modelopt-fp8": "fp8",
     "fp8-row": "fp8",
     "fp8-powers": "fp8",
 }

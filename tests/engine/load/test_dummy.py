@@ -90,7 +90,9 @@ def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "mxfp4", "w8a8-int8", "w8a8-fp8"])
+@pytest.mark.parametrize(
+    "scheme", ["int8", "fp8", "int4", "mxfp4", "nvfp4", "w8a8-int8", "w8a8-fp8"]
+)
 def test_quantized_dummy_logits_are_near_plain_ones(scheme: str) -> None:
     config = small("llama-3.1-8b")
     factory = NativeWeights(pool("plain"))
@@ -104,6 +106,7 @@ def test_quantized_dummy_logits_are_near_plain_ones(scheme: str) -> None:
         "fp8": 0.1,
         "int4": 0.3,
         "mxfp4": 0.3,
+        "nvfp4": 0.3,
         "w8a8-int8": 0.04,
         "w8a8-fp8": 0.15,
     }
@@ -116,7 +119,7 @@ def test_quantized_dummy_logits_are_near_plain_ones(scheme: str) -> None:
         *(
             (name, scheme)
             for name in ("llama-3.1-8b", "llama-3.2-1b")
-            for scheme in ("int8", "fp8", "int4", "mxfp4", "w8a8-int8")
+            for scheme in ("int8", "fp8", "int4", "mxfp4", "nvfp4", "w8a8-int8")
         ),
         ("gpt-oss-20b", "mxfp4"),
     ],

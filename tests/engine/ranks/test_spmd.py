@@ -273,7 +273,10 @@ def test_too_few_gpus_raise_with_found_and_needed(monkeypatch: pytest.MonkeyPatc
 def test_stats_show_the_number_of_ranks() -> None:
     info = EngineInfo("H200", "bfloat16", 1, 8 * 10**9, 4096, 10**9, 2048, 1, 0.5, tp=2)
     assert memory_line(info).startswith("2 × H200, bfloat16 · weights 8.00 GB each · ")
-    info = replace(info, pp=3)
+    info = replace(info, pp=3, unread_input_scales=7)
+    weights = "weights 16.00 GB in total, 7 scales of activations not used · "
+    assert memory_line(info).startswith(f"6 × H200, bfloat16 · {weights}")
+    info = replace(info, unread_input_scales=0)
     assert memory_line(info).startswith("6 × H200, bfloat16 · weights 16.00 GB in total · ")
 
 

@@ -78,10 +78,12 @@ PACKINGS = {
     "int4-64": ("INT4", 64),
     "int4-128": ("INT4", 128),
     "mxfp4": ("MXFP4", 32),
+    "nvfp4": ("NVFP4", 16),
 }
 KINDS = (
     *("bfloat16", "float16", "float32"),
-    *(*PACKINGS, "int4-32 float16", "int8 float16", "fp8-32 float16", "mxfp4 float16"),
+    *(*PACKINGS, "int4-32 float16", "int8 float16", "fp8-32 float16"),
+    *("mxfp4 float16", "nvfp4 float16"),
 )
 
 

@@ -16,12 +16,13 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
     pack_mxfp4,
+    pack_nvfp4,
 )
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from tests.support.kernels.case import Inputs
 
 _SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1 = (*_SIZES, *(-size for size in _SIZES))  # the numbers of MXFP4 by their bits
+E2M1 = (*_SIZES, *(-size for size in _SIZES))  # the numbers of e2m1 by their bits
 
 
 def kernels_without_gpu() -> LinearKernels:
@@ -70,6 +71,16 @@ def packed(
         powers = 2.0 ** (stored.double() - 127)
         exact = table[elements.long()] * powers.repeat_interleave(group, 1)
         return pack_mxfp4(elements[:, 0::2] | elements[:, 1::2] << 4, stored, make.dtype), exact
+    if scheme == "NVFP4":
+        elements = make.integers(0, 16, rows, k, dtype=torch.uint8)
+        stored = make.integers(0, 256, rows, k // group, dtype=torch.uint8)
+        stored[(stored & 127) == 127] = 0  # NaN
+        scale *= magnitude / 300
+        table = torch.tensor(E2M1, dtype=torch.float64, device=elements.device)
+        wide = stored.view(torch.float8_e4m3fn).double().repeat_interleave(group, 1)
+        exact = table[elements.long()] * wide * scale.double().unsqueeze(1)
+        values = elements[:, 0::2] | elements[:, 1::2] << 4
+        return pack_nvfp4(values, stored, scale, make.dtype), exact
     bits = 8 if scheme == "INT8" else 4
     quantized = make.integers(0, 2**bits, rows, k, dtype=torch.uint8)
     groups = k // group

@@ -67,7 +67,8 @@ LAYOUTS = (
     Layout(Format.IQ3_S, 32, False, Tables.BYTES, 256),
     Layout(Format.IQ4, 32),
     Layout(Format.IQ4, 32, False, Tables.BYTES, 256),
-    Layout(Format.E2M1, 16),
+    Layout(Format.E2M1, 16, tables=Tables.E4M3, unit=0.5),
+    Layout(Format.E2M1, 32, tables=Tables.E4M3),
     Layout(Format.E2M1, 32, tables=Tables.E8M0),
     Layout(Format.E2M1, 16, tables=Tables.E8M0),
 )
@@ -147,6 +148,10 @@ def _random_table(
         exponents = torch.randint(118, 128, shape, generator=generator).byte()
         exponents[::3, ::5] = 0  # 2^-127, a subnormal number
         return _table(exponents), (2.0 ** (exponents.double() - 128)).float()
+    if layout.tables == Tables.E4M3:
+        bits = torch.randint(0, 256, shape, generator=generator).byte()
+        bits[(bits & 127) == 127] = 0  # NaN
+        return _table(bits), bits.view(torch.float8_e4m3fn).float() * layout.unit
     if not layout.factor_cols:
         dtype = torch.float32 if layout.tables == Tables.FP32 else torch.float16
         entries = torch.randn(shape, generator=generator).div(16).to(dtype)

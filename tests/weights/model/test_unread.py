@@ -56,6 +56,16 @@ def test_biases_of_zeros_in_quantized_models_are_not_told(tmp_path: Path) -> Non
     assert not Model.open(tmp_path / "m").checkpoint().unread
 
 
+@pytest.mark.parametrize(
+    ("name", "unread"), [("modelopt-nvfp4", 14), ("compressed-nvfp4", 14), ("awq", 0)]
+)
+def test_scales_of_activations_that_are_not_quantized_are_counted(
+    tmp_path: Path, name: str, unread: int
+) -> None:
+    quantized_model(tmp_path / "m", *FORMATS[name])
+    assert Model.open(tmp_path / "m").checkpoint().unread_input_scales == unread
+
+
 def test_the_note_reaches_the_user(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
     add(tmp_path, "model.norm.bias", "lm_head.bias")

@@ -142,7 +142,7 @@ def test_scales_may_be_powers_of_two_and_have_another_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"modelopt \(NVFP4\)"),
+        ({"quant_method": "quark", "quant_algo": "x"}, r"quark \(x\)"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, "auto-round"),
         ({"quant_method": "exl3", "bits": 4}, "exl3"),
         ({"bits": 4, "group_size": 64}, "mlx"),
@@ -168,10 +168,10 @@ def assert_names_other_forms(error: BadModelFile) -> None:
     ("place", "content"),
     [
         ("config.json", {"quantization": {"group_size": 64, "bits": 4}}),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}),
+        ("config.json", {"quantization_config": {"quant_method": "quark"}}),
     ],
 )
-def test_settings_of_mlx_and_modelopt_are_found(
+def test_settings_of_other_programs_are_found(
     tmp_path: Path, place: str, content: dict[str, Any]
 ) -> None:
     quantized_model(tmp_path / "in", *FORMATS["fp8-row"])
@@ -179,9 +179,26 @@ def test_settings_of_mlx_and_modelopt_are_found(
     path = tmp_path / "in" / place
     before = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(before | content))
-    with pytest.raises(BadModelFile, match=r"quant_method (mlx|modelopt \(NVFP4\))") as error:
+    with pytest.raises(BadModelFile, match=r"quant_method (mlx|quark)") as error:
         Model.open(tmp_path / "in").checkpoint()
     assert_names_other_forms(error.value)
+
+
+def test_settings_of_model_optimizer(tmp_path: Path) -> None:
+    """Its older files have the settings in a file of their own."""
+    settings = {
+        "producer": {"name": "modelopt", "version": "0.23.0"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": "FP8",
+            "group_size": 16,
+            "exclude_modules": ["lm_head", "model.layers.0*"],
+        },
+    }
+    reference = quantized_model(tmp_path / "in", *FORMATS["modelopt-nvfp4"])
+    change(tmp_path / "in", quantization_config=None)
+    (tmp_path / "in" / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert_runs_and_converts(tmp_path / "in", last_logits(reference), tmp_path / "out")
 
 
 def test_an_unused_tensor_of_another_dtype_blocks_nothing(tmp_path: Path) -> None:

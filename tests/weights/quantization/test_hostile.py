@@ -1,5 +1,6 @@
 """Malformed quantized checkpoints raise one error that names the field or the tensor."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -73,16 +74,21 @@ KINDS = {
             "compressed-mxfp4",
             {
                 "config_groups": {
-                    "a": {"weights": {"type": "float", "num_bits": 4, "group_size": 16}}
+                    "a": {"weights": {"type": "float", "num_bits": 4, "group_size": 64}}
                 }
             },
-            "group_size must be 32, symmetric",
+            "group_size must be 32, symmetric: MXFP4, or 16: NVFP4",
         ),
         (
             "compressed-mxfp4",
             {"config_groups": {"a": {"weights": {"num_bits": 4}}}},
             "q_proj.weight_packed: expected I32, as no config_group has floats of 4 bits",
         ),
+        ("modelopt-nvfp4", {"quant_algo": "NVFP4_AWQ"}, "quant_algo must be one of nvfp4, fp8"),
+        ("modelopt-nvfp4", {"quant_algo": None}, "quant_algo is missing"),
+        ("modelopt-nvfp4", {"group_size": 32}, "group_size must be 16, not 32"),
+        ("modelopt-nvfp4", {"quantization": {"quant_algo": "W4A8_AWQ"}}, "quant_algo must be one"),
+        ("modelopt-nvfp4", {"rotation": "hadamard"}, "the field rotation is unknown"),
         ("nf4", {"bnb_4bit_quant_storage": "bfloat16"}, "storage must be one of uint8"),
         ("int8", {"llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight must be false"),
         ("awq", {"quant_method": "mxfp4"}, "the field bits is unknown"),
@@ -154,6 +160,55 @@ def test_invalid_settings_raise_an_error_that_names_them(
             torch.zeros(0, 32, dtype=torch.uint8),
             "a.weight_packed: expected 2 axes, none empty",
         ),
+        ("compressed-nvfp4", "weight_scale", None, "no tensor a.weight_scale"),
+        ("compressed-nvfp4", "weight_global_scale", None, "no tensor a.weight_global_scale"),
+        ("modelopt-nvfp4", "weight_scale_2", None, "no tensor a.weight_scale_2: expected .* F32"),
+        ("modelopt-nvfp4", "weight_scale", None, "no tensor a.weight_scale"),
+        ("modelopt-fp8", "weight_scale", None, "no tensor a.weight_scale"),
+        (
+            "modelopt-nvfp4",
+            "weight_scale",
+            torch.ones(64, 4),
+            "a.weight_scale: expected one of F8_E4M3, found F32",
+        ),
+        (
+            "modelopt-nvfp4",
+            "weight_scale",
+            torch.ones(64, 5).to(torch.float8_e4m3fn),
+            r"a.weight_scale: expected the shape \[64, 4\], found \[64, 5\]",
+        ),
+        (
+            "modelopt-nvfp4",
+            "weight_scale_2",
+            torch.ones(2),
+            r"a.weight_scale_2: expected the shape \[\], found \[2\]",
+        ),
+        (
+            "modelopt-nvfp4",
+            "weight_scale_2",
+            torch.ones(1).half(),
+            "expected one of F32, found F16",
+        ),
+        *(
+            (format, part, torch.tensor([value]), rf"a.{part}: expected a scale from")
+            for format, part in (
+                ("modelopt-nvfp4", "weight_scale_2"),
+                ("compressed-nvfp4", "weight_global_scale"),
+            )
+            for value in (0.0, -1.0, math.nan, math.inf, 1e-38)
+        ),
+        (
+            "modelopt-nvfp4",
+            "weight",
+            torch.zeros(64, 31, dtype=torch.uint8),
+            "a.weight: expected columns in groups of 16, found 62",
+        ),
+        (
+            "modelopt-nvfp4",
+            "input_quantizer._pre_quant_scale",
+            torch.ones(64),
+            "_pre_quant_scale: expected no factors of inputs",
+        ),
         ("nf4", "weight.absmax", None, "no tensor a.weight.absmax"),
         ("nf4", "weight.quant_map", torch.ones(17), r"quant_map: expected the shape \[16\]"),
         ("nf4", "weight", torch.ones(5, 1, dtype=torch.uint8), r"expected the shape \[2048, 1\]"),
@@ -185,13 +240,26 @@ def test_invalid_tensors_raise_an_error_that_names_them(
             tensor.to_float32()
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "modelopt", "bitsandbytes"])
 def test_settings_without_quantized_tensors_raise_an_error(tmp_path: Path, method: str) -> None:
     settings = {"quant_method": method}
     if method in ("gptq", "awq"):
         settings |= {"bits": 4, "group_size": 32}
+    if method == "modelopt":
+        settings["quant_algo"] = "NVFP4"
     with pytest.raises(BadModelFile, match=f"quant_method is {method}, but no tensor"):
         packers.opened(tmp_path, {"a.weight": torch.ones(2, 2)}, settings)
+
+
+@pytest.mark.parametrize("format", ["compressed-nvfp4", "modelopt-nvfp4"])
+def test_packed_nvfp4_scales_must_be_finite(tmp_path: Path, format: str) -> None:
+    settings, pack = FORMATS[format]
+    tensors = packers.under("a", pack(torch.randn(3, 64))[0])
+    tensors["a.weight_scale"].view(torch.uint8)[-1, -1] = 0xFF
+    stored = packers.opened(tmp_path, tensors, settings)["a.weight"]
+    assert stored.packed is not None
+    with pytest.raises(BadModelFile, match=r"tensor a\.weight_scale: expected finite scales"):
+        stored.packed.read()
 
 
 def test_mxfp4_scales_must_match(tmp_path: Path) -> None:

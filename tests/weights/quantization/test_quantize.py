@@ -1,6 +1,7 @@
 """convert --quantize: compressed-tensors and transformers read the same weights."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.convert.convert import convert, estimate_conversion
-from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec, _to_e4m3
+from swiftchat.weights.quantization.fp8 import nearest_e4m3
+from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
 from tests.support import tiny
 from tests.support.same_logits import assert_same_logits
 from tests.support.tiny_llama import entry_names, tiny_llama
@@ -82,10 +84,12 @@ def test_every_weight_is_rounded_to_nearest(
             scale = scale.repeat_interleave(128, 1)[:, : weight.shape[1]]
         if scheme == "mxfp4":
             scale = (scale - 127).exp2()
+        if scheme == "nvfp4":
+            scale = scale / packed[f"{name.removesuffix('.weight')}.weight_global_scale"]
         scale = scale.repeat_interleave(weight.shape[1] // scale.shape[1], 1)
-        if scheme == "mxfp4":  # elements are below 8, and those above 6 become 6
+        if scheme in ("mxfp4", "nvfp4"):  # elements above 6 become 6
             size = (weight.float() / scale).abs()
-            assert size.max() < 8
+            assert size.max() < (8 if scheme == "mxfp4" else 6 * (1 + 2.0**-4))
             half_unit = size.clamp(2).log2().floor().exp2() / 4
             scale = scale * 2 * half_unit.maximum(size - 6)
         if scheme.startswith("fp8"):
@@ -95,7 +99,7 @@ def test_every_weight_is_rounded_to_nearest(
         assert ((found[name] - weight.float()).abs() <= (HALF + 0.07) * scale).all(), name
 
 
-def test_to_e4m3_equals_torch() -> None:
+def test_nearest_e4m3_equals_torch() -> None:
     rng = np.random.default_rng(0)
     weights = (rng.normal(size=4000) * 2.0 ** rng.integers(-14, 9, 4000)).astype(np.float32)
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
@@ -103,7 +107,7 @@ def test_to_e4m3_equals_torch() -> None:
     between = (np.sort(every)[1:] + np.sort(every)[:-1]) / 2
     weights = np.clip(np.concatenate([weights, every, between]), -448, 448)
     expected = torch.from_numpy(weights).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-    assert np.array_equal(_to_e4m3(weights), expected)
+    assert np.array_equal(nearest_e4m3(weights), expected)
 
 
 def read_by_compressed_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -226,7 +230,9 @@ def test_missing_or_infinite_scales_raise_an_error(
         if change == "missing":
             del tensors[name]
         else:
-            tensors[name][-1] = 255 if scheme == "mxfp4" else float("inf")  # NaN as e8m0
+            # NaN as e8m0; float8 has no infinity.
+            odd = {"mxfp4": 255, "nvfp4": math.nan}.get(scheme, math.inf)
+            tensors[name][-1] = odd
         save_file(tensors, folder / "model.safetensors")
         with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.up_proj"):
             convert(folder, tmp_path / "out")

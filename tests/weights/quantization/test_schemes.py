@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors import BaseCompressor, NVFP4PackedCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,9 +16,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.quantization.methods import model_tensors
-from swiftchat.weights.quantization.scheme import Float8, Scheme
+from swiftchat.weights.quantization.scheme import Float8, Nvfp4, Scheme
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 from tests.support import quantized_packers as packers
+from tests.support.quantized_models import FORMATS
 
 # A file is written over and over in one folder.
 repeated = settings(
@@ -376,6 +377,38 @@ def test_mxfp4(tmp_path: Path, experts: int, rows: int, groups: int, seed: int) 
     not_numbers = (scales == 255).repeat_interleave(32, dim=2).transpose(1, 2)
     expected[not_numbers] = float("nan")
     same_bits(found.to_float32(), expected)
+
+
+# NVFP4: compressed-tensors' own, which rounds to bfloat16, and Model Optimizer's formula in fp32.
+
+
+@repeated
+@given(rows=st.integers(1, 40), groups=st.integers(1, 9), seed=SEEDS)
+def test_nvfp4(tmp_path: Path, rows: int, groups: int, seed: int) -> None:
+    values = tensor_of_bytes((rows, 8 * groups), torch.uint8, seed)
+    scales = tensor_of_bytes((rows, groups), torch.uint8, seed + 1)
+    scales[(scales & 127) == 127] = 0  # NaN
+    scales = scales.view(torch.float8_e4m3fn)
+    own = (torch.rand(1, generator=torch.Generator().manual_seed(seed)) + 0.1) * 100
+    tensors = {"weight_packed": values, "weight_scale": scales, "weight_global_scale": own}
+    method, _ = FORMATS["compressed-nvfp4"]
+    found = packers.opened(tmp_path, packers.under("a", tensors), method)["a.weight"]
+    group = QuantizationScheme(**method["config_groups"]["group_0"])
+    expected = NVFP4PackedCompressor.decompress(tensors, group)["weight"]
+    same_bits(torch.from_numpy(found.to_float32()).bfloat16().float(), expected.float())
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    elements = torch.stack([values & 15, values >> 4], 2).long().view(rows, groups, 16)
+    signed = numbers[elements & 7] * (1 - 2 * (elements >> 3))
+    expected = signed * (scales.float() * own).unsqueeze(2)
+    tensors = {"weight": values, "weight_scale": scales, "weight_scale_2": own[0]}
+    method, _ = FORMATS["modelopt-nvfp4"]
+    found = packers.opened(tmp_path, packers.under("a", tensors), method)["a.weight"]
+    same_bits(found.to_float32(), expected.view(rows, -1))
+    assert found.packed is not None and found.packed.scheme == Scheme(Nvfp4, 16)
+    matrix = found.packed.read()
+    assert isinstance(matrix, Nvfp4)
+    assert np.array_equal(matrix.values, values) and (matrix.row_scale == own.item()).all()
+    assert np.array_equal(matrix.scale, scales.view(torch.uint8))
 
 
 # bitsandbytes: its own in fp32, equal bits. Its CPU kernel (0.50) ends a block at the end

@@ -30,6 +30,7 @@ from swiftchat.weights.quantization.scheme import (
     Int8,
     Int8Groups,
     Mxfp4,
+    Nvfp4,
     QuantizedMatrix,
 )
 from tests.support import tiny
@@ -41,7 +42,7 @@ from tests.support.kernels.packed_matrices import kernels_without_gpu, packed, p
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
-SCHEMES = ("int8", "fp8", "fp8-block", "int4", "mxfp4")
+SCHEMES = ("int8", "fp8", "fp8-block", "int4", "mxfp4", "nvfp4")
 
 
 def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
@@ -50,13 +51,17 @@ def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedM
     if scheme == "int4":
         values = rng.integers(0, 256, (rows, k // 2), np.uint8)
         return Int4(values, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
+    if scheme == "nvfp4":
+        values = rng.integers(0, 256, (rows, k // 2), np.uint8)
+        return Nvfp4(values, rng.integers(0, 127, (rows, groups), np.uint8), scale[:, 0])
     values = rng.integers(0, 127, (rows, k), np.uint8)
     return Float8(values, scale) if scheme == "fp8" else Int8(values.view(np.int8), scale[:, 0])
 
 
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "nvfp4"])
 def test_parts_are_concatenated_when_packed_for_kernels(scheme: str) -> None:
-    parts = [random_matrix(scheme, rows, 256, 8) for rows in (16, 8)]
+    groups = 16 if scheme == "nvfp4" else 8
+    parts = [random_matrix(scheme, rows, 256, groups) for rows in (16, 8)]
     together = packed_matrix(parts, torch.bfloat16, CPU)
     first, second = (packed_matrix([part], torch.bfloat16, CPU) for part in parts)
     assert together is not None and first is not None and second is not None
@@ -79,6 +84,7 @@ def test_matrices_without_a_kernel_are_not_packed() -> None:
         [random_matrix("fp8", 8, 48, 3)],
         [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 16), np.float32))],
         [Mxfp4(np.zeros((8, 128), np.uint8), np.full((8, 16), 120, np.uint8))],
+        [random_matrix("nvfp4", 8, 256, 32)],
         [Mxfp4(np.zeros((8, 128), np.uint8), np.full((8, 8), 129, np.uint8))],
     ]
     for several in none:

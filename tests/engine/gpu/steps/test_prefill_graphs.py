@@ -27,7 +27,7 @@ MODELS = (
     "falcon-40b",
     "qwen3-moe",
 )
-SCHEMES = ("int8", "int4", "fp8", "fp8-block", "mxfp4")
+SCHEMES = ("int8", "int4", "fp8", "fp8-block", "mxfp4", "nvfp4")
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
