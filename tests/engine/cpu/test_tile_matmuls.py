@@ -127,7 +127,6 @@ def test_gemm_of_some_tiles_and_of_some_vectors_gives_the_same_bits(variant: str
         (Layout(Format.IQ3_S, 32, tables=Tables.BYTES, factor_cols=32), 0x77, 15),
         (Layout(Format.IQ4, 32), 0x00, -127),
         (Layout(Format.IQ4, 32), 0xFF, 113),
-        (Layout(Format.E2M1, 16), 0x77, 12),
     ],
 )
 def test_extreme_integers_do_not_overflow(

@@ -67,7 +67,7 @@ LAYOUTS = (
     Layout(Format.IQ3_S, 32, False, Tables.BYTES, 256),
     Layout(Format.IQ4, 32),
     Layout(Format.IQ4, 32, False, Tables.BYTES, 256),
-    Layout(Format.E2M1, 16, tables=Tables.E4M3, unit=0.5),
+    Layout(Format.E2M1, 16, tables=Tables.E4M3, unit=1 / 256),
     Layout(Format.E2M1, 32, tables=Tables.E4M3),
     Layout(Format.E2M1, 32, tables=Tables.E8M0),
     Layout(Format.E2M1, 16, tables=Tables.E8M0),
