@@ -95,9 +95,9 @@ def array_source(matrix: Tiled, *, exact: bool) -> Source | None:
     cols = values.shape[1]
     if isinstance(matrix, Int8):
         layout = TileLayout("int8", cols, 0, has_minimum=False)
-        row_scale = np.ascontiguousarray(matrix.scale, np.float32)
+        scale = np.ascontiguousarray(matrix.scale, np.float32)
         struct = _array_struct(SourceKind.INT8, values, cols)
-        return Source(struct, [(0, cols)], layout, row_scale=row_scale, references=(values,))
+        return Source(struct, [(0, cols)], layout, row_scale=scale, references=(values,))
     is_4_bit = not isinstance(matrix, Int8Groups)
     kind = SourceKind.INT4 if is_4_bit else SourceKind.UINT8
     cols = 2 * cols if is_4_bit else cols

@@ -250,7 +250,8 @@ def has_finite_scales(rows: Bytes, type_name: str) -> bool:
     kind = BLOCK_TYPES[type_name]
     if kind.scales is None:
         return True
-    return bool(np.isfinite(kind.scales(rows.reshape(-1, kind.block_bytes))).all())
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(kind.scales(rows.reshape(-1, kind.block_bytes))).all())
 
 
 BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(

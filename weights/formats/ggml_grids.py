@@ -12,6 +12,7 @@ the fields of a block and the value of an element.
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.formats.ggml_unpack import FOUR, LOW_4_BITS, float16_at, view_of
 
 ScalesAndValues = tuple[Floats, Floats]
+Integers = npt.NDArray[np.integer[Any]]
 
 _FILE = Path(__file__).with_name("ggml_grids.bin")
 # In the order of the file: the number of possible digits, and digits of a point.
@@ -56,7 +58,7 @@ def grid(name: str) -> Bytes:
     raise KeyError(name)
 
 
-def _points(indices: npt.NDArray[np.uint16], name: str, values: Floats) -> Floats:
+def _points(indices: Integers, name: str, values: Floats) -> Floats:
     """Return the values of the points with these indices [blocks, n], [blocks, 256]."""
     found: Floats = values[grid(name)][indices]
     return found.reshape(len(indices), 256)
@@ -67,7 +69,7 @@ def _signs(bits: Bytes) -> Floats:
     return 1 - 2 * np.unpackbits(bits, axis=1, bitorder="little").astype(np.float32)
 
 
-def _signs_of_7_bits(indices: npt.NDArray[np.uint32]) -> Floats:
+def _signs_of_7_bits(indices: Integers) -> Floats:
     """As `_signs`, of seven bits each; the eighth sign makes an even number of them negative."""
     low = (indices & 127).astype(np.uint8)
     parity = low ^ (low >> np.uint8(4))
@@ -81,7 +83,7 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.stack([packed & LOW_4_BITS, packed >> FOUR], 2).reshape(len(packed), -1)
 
 
-def _quarter_scales(blocks: Bytes, scales: npt.NDArray[np.unsignedinteger]) -> Floats:
+def _quarter_scales(blocks: Bytes, scales: Integers) -> Floats:
     half_steps = scales.astype(np.float32) + np.float32(0.5)
     return float16_at(blocks, 0) * half_steps * np.float32(0.25)
 
@@ -133,7 +135,7 @@ def iq3_s(blocks: Bytes) -> ScalesAndValues:
     return float16_at(blocks, 0) * scales, values
 
 
-def _with_delta(indices: npt.NDArray[np.uint16], is_negative: Bytes) -> Floats:
+def _with_delta(indices: Integers, is_negative: Bytes) -> Floats:
     """Return value ± ⅛; the signs [blocks, n] belong to equal runs of values."""
     values = _points(indices, "IQ1", IQ1_VALUES).reshape(*is_negative.shape, -1)
     deltas = np.where(is_negative, -_IQ1_DELTA, _IQ1_DELTA)
@@ -158,7 +160,8 @@ def iq1_m_scale(blocks: Bytes) -> Floats:
     """Return d of IQ1_M, the high four bits of four words, as float32 [blocks, 1]."""
     high = view_of(blocks, 48, 56, "<u2") >> 12
     d = (high << np.array([0, 4, 8, 12], np.uint16)).sum(axis=1, dtype=np.uint16)
-    return d.view(np.float16).astype(np.float32)[:, None]
+    found: Floats = d.view(np.float16).astype(np.float32)[:, None]
+    return found
 
 
 def iq1_m(blocks: Bytes) -> ScalesAndValues:
