@@ -118,7 +118,8 @@ def stored_matrix(
 def divisor_of(matrix: Floats) -> Floats:
     """Return what divides the scales of a matrix: float32 [1], so that the largest is e4m3's."""
     largest = np.abs(matrix).max(keepdims=True).reshape(1) / np.float32(LARGEST_E4M3)
-    return np.clip(LARGEST_ELEMENT / np.maximum(largest, _SMALLEST), _SMALLEST, _LARGEST)
+    divisor: Floats = LARGEST_ELEMENT / np.maximum(largest, _SMALLEST)
+    return np.clip(divisor, _SMALLEST, _LARGEST)
 
 
 def group_scales(rows: Floats, divisor: Floats) -> Bytes:

@@ -206,9 +206,9 @@ def _pack_nvfp4(
     has_same_groups = all(part.scale.shape[1] == groups for part in parts)
     if not (has_same_groups and packing_fits("NVFP4", columns, columns // groups)):
         return None
-    arrays = [[part.values for part in parts], [part.scale for part in parts]]
-    arrays.append([part.row_scale for part in parts])
-    return pack_nvfp4(*(_upload(some, device) for some in arrays), dtype)
+    values, scales = ([part.values for part in parts], [part.scale for part in parts])
+    row_scales = _upload([part.row_scale for part in parts], device)
+    return pack_nvfp4(_upload(values, device), _upload(scales, device), row_scales, dtype)
 
 
 _PACK: Mapping[type[QuantizedMatrix], Callable[..., PackedMatrix | None]] = MappingProxyType(

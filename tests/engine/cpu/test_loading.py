@@ -267,7 +267,7 @@ def test_estimated_bytes_of_other_formats(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["stablelm", "gpt-neox", "qwen3-moe", "glm"])
-@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "fp8-block"])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "fp8-block", "nvfp4"])
 def test_reordered_and_expert_matrices(family: str, scheme: str, tmp_path: Path) -> None:
     narrow = {"moe_intermediate_size": 64, "head_dim": 16} if "moe" in family else {}
     hidden_size = 256 if scheme == "fp8-block" else 64  # rows of two blocks

@@ -115,6 +115,8 @@ def test_slicing_inside_groups_makes_smaller_groups() -> None:
         ("qwen3-moe", "int4"),
         ("llama-tied", "fp8-block"),
         ("qwen3-moe", "fp8-block"),
+        ("phi3", "nvfp4"),
+        ("qwen3-moe", "nvfp4"),
     ],
 )
 def test_shards_of_four_ranks_stay_packed(family: str, scheme: str, tmp_path: Path) -> None:
