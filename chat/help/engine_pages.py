@@ -22,10 +22,10 @@ Files that you have run from where they are:
   swiftchat -m ./model.gguf
   swiftchat -m ./directory            with config.json and *.safetensors or *.bin
 
-Forms that run: plain weights (*.safetensors, *.bin), GGUF with the types F32,
-F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 and MXFP4,
-GPTQ, AWQ, FP8, NVFP4, MXFP4, compressed-tensors and bitsandbytes. Where a
-publisher offers others only, look for a GGUF file of the same model.
+Forms that run: plain weights (*.safetensors, *.bin), GGUF with all types of
+llama.cpp that hold weights, but for Q2_0, GPTQ, AWQ, FP8, NVFP4, MXFP4,
+compressed-tensors and bitsandbytes. Where a publisher offers others only, look
+for a GGUF file of the same model.
 
 A short name is FAMILY:SIZE, where the size counts the parameters. It means the
 published files of 4 bits for each weight, or the original where there are none;

@@ -157,7 +157,8 @@ def _tiles_bytes(
     exact = item_bytes == 4
     nbytes = None
     if tensor.read_blocks is not None and tensor.format in BLOCK_TYPES:
-        nbytes = block_layout(tensor.format, matrix.columns, exact=exact).nbytes(matrix.rows)
+        layout = block_layout(tensor.format, matrix.columns, matrix.spans or ())
+        nbytes = layout.nbytes(matrix.rows)
     elif tensor.packed is not None:
         scheme = matrix.sliced(tensor.packed.scheme)
         nbytes = scheme_bytes(scheme, matrix.rows, matrix.columns, exact=exact)

@@ -4,45 +4,84 @@ The layout is that of engine/cpu/kernels/matrix.h.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Nvfp4, Scheme
+from swiftchat.weights.quantization.scheme import (
+    Float8,
+    Int4,
+    Int8,
+    Mxfp4,
+    Nvfp4,
+    Scheme,
+    Spans,
+    sliced_group_size,
+)
 
-Values = Literal["int4", "int8", "mxfp4", "nvfp4"]
-
-# Those whose scales are bytes.
-_BYTE_SCALES: Mapping[type, Values] = MappingProxyType({Mxfp4: "mxfp4", Nvfp4: "nvfp4"})
+Tables = Literal["fp16", "fp32", "e8m0", "e4m3", "bytes", "nibbles"]
 
 _TILE_ROWS, _BLOCK_COLS, _ALIGNMENT_BYTES = 16, 32, 64
+# Bits of a value; `engine/cpu/kernels/tile_values.h` has what they stand for.
+_VALUE_BITS: Mapping[str, int] = MappingProxyType(
+    {
+        "int2": 2,
+        "int3": 3,
+        "int4": 4,
+        "int5": 5,
+        "int6": 6,
+        "int8": 8,
+        "iq1": 3,
+        "iq2": 3,
+        "iq3_xxs": 4,
+        "iq3_s": 4,
+        "iq4": 4,
+        "e2m1": 4,
+    }
+)
+_ENTRY_BITS: Mapping[Tables, int] = MappingProxyType(
+    {"fp16": 16, "fp32": 32, "e8m0": 8, "e4m3": 8, "bytes": 8, "nibbles": 4}
+)
 
 
 @dataclass(frozen=True)
 class TileLayout:
     """Quantized values, with a scale and maybe a minimum for each group of columns.
 
-    `group_cols` 0: a scale for each row only. Scales and minimums are fp16, or fp32 if
-    `wide_tables`; those of MXFP4 are e8m0, those of NVFP4 e4m3.
+    `group_cols` 0: a scale for each row only. Scales and minimums are floats, or integers (bytes or
+    nibbles) times `unit` times an fp16 factor for each `factor_cols` columns of a row. `unit`
+    multiplies e4m3 scales, too.
     """
 
-    values: Values
+    values: str
     cols: int
     group_cols: int
     has_minimum: bool
-    wide_tables: bool = False
+    tables: Tables = "fp16"
+    factor_cols: int = 0
+    unit: float = 1.0
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.cols // self.group_cols) if self.group_cols else 0
+
+    @property
+    def num_factors(self) -> int:
+        return -(-self.cols // self.factor_cols) if self.factor_cols else 0
+
+    @property
+    def value_bits(self) -> int:
+        return _VALUE_BITS[self.values]
 
     @property
     def table_bytes(self) -> int:
         """Bytes of a tile's scales, or of its minimums."""
-        num_groups = -(-self.cols // self.group_cols) if self.group_cols else 0
-        entry_bytes = 1 if self.values in _BYTE_SCALES.values() else 4 if self.wide_tables else 2
-        nbytes = num_groups * _TILE_ROWS * entry_bytes
-        return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        row_bytes = 2 * self.num_factors + -(-self.num_groups * _ENTRY_BITS[self.tables] // 8)
+        return -(-row_bytes * _TILE_ROWS // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     @property
     def tile_bytes(self) -> int:
-        block_bytes = _TILE_ROWS * _BLOCK_COLS // (1 if self.values == "int8" else 2)
+        block_bytes = _TILE_ROWS * _BLOCK_COLS * self.value_bits // 8
         tables = 2 if self.has_minimum else 1
         return tables * self.table_bytes + -(-self.cols // _BLOCK_COLS) * block_bytes
 
@@ -51,37 +90,53 @@ class TileLayout:
         return -(-rows // _TILE_ROWS) * self.tile_bytes
 
 
-# Of ggml blocks: values, columns of a group, whether there are minimums.
-_BLOCK_LAYOUTS: Mapping[str, tuple[Values, int, bool]] = MappingProxyType(
+def _factored(values: str, group_cols: int, *, unit: float = 1.0) -> TileLayout:
+    """Return the layout of superblocks of 256 columns, whose groups have signed bytes as scales."""
+    return TileLayout(values, 256, group_cols, False, "bytes", 256, unit)
+
+
+# The layout of each type of ggml blocks, of a matrix of 256 columns.
+_BLOCK_LAYOUTS: Mapping[str, TileLayout] = MappingProxyType(
     {
-        "Q4_0": ("int4", 32, False),
-        "Q4_1": ("int4", 32, True),
-        "Q5_0": ("int8", 32, False),
-        "Q5_1": ("int8", 32, True),
-        "Q8_0": ("int8", 32, False),
-        "IQ4_NL": ("int8", 32, False),
-        "Q2_K": ("int4", 16, True),
-        "Q3_K": ("int4", 16, False),
-        "Q4_K": ("int4", 32, True),
-        "Q5_K": ("int8", 32, True),
-        "Q6_K": ("int8", 16, False),
-        "IQ4_XS": ("int8", 32, False),
-        "MXFP4": ("mxfp4", 32, False),
+        "Q1_0": TileLayout("int2", 256, 128, False),
+        "Q4_0": TileLayout("int4", 256, 32, False),
+        "Q4_1": TileLayout("int4", 256, 32, True),
+        "Q5_0": TileLayout("int5", 256, 32, False),
+        "Q5_1": TileLayout("int5", 256, 32, True),
+        "Q8_0": TileLayout("int8", 256, 32, False),
+        "Q2_K": TileLayout("int2", 256, 16, True, "nibbles", 256),
+        "Q3_K": _factored("int3", 16),
+        "Q4_K": TileLayout("int4", 256, 32, True, "bytes", 256),
+        "Q5_K": TileLayout("int5", 256, 32, True, "bytes", 256),
+        "Q6_K": _factored("int6", 16),
+        "Q8_K": TileLayout("int8", 256, 256, False, "fp32"),
+        "IQ1_S": TileLayout("int2", 256, 32, True, "bytes", 256, 1 / 8),
+        "IQ1_M": TileLayout("iq1", 256, 16, False, "nibbles", 256, 1 / 8),
+        "IQ2_XXS": _factored("iq2", 32, unit=1 / 8),
+        "IQ2_XS": _factored("iq2", 16, unit=1 / 8),
+        "IQ2_S": _factored("iq2", 16, unit=1 / 8),
+        "IQ3_XXS": _factored("iq3_xxs", 32, unit=1 / 4),
+        "IQ3_S": _factored("iq3_s", 32),
+        "IQ4_NL": TileLayout("iq4", 256, 32, False),
+        "IQ4_XS": _factored("iq4", 32),
+        "TQ1_0": TileLayout("int2", 256, 256, False),
+        "TQ2_0": TileLayout("int2", 256, 256, False),
+        "MXFP4": TileLayout("e2m1", 256, 32, False, "e8m0"),
+        "NVFP4": TileLayout("e2m1", 256, 16, False, "e4m3", unit=0.5),
     }
 )
 BLOCK_TYPES = frozenset(_BLOCK_LAYOUTS)
-# The scales and minimums of these blocks are products of an fp16 number and an integer below 256.
-PRODUCT_TYPES = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
 
 
-def block_layout(type_name: str, cols: int, *, exact: bool) -> TileLayout:
+def block_layout(type_name: str, cols: int, spans: Spans = ()) -> TileLayout:
     """Return the layout of a matrix of ggml blocks of one of `BLOCK_TYPES`.
 
-    With `exact` scales and minimums are not rounded to fp16.
+    `spans` are those of its columns in the blocks, (start, stop) each; none: all of them.
     """
-    values, group_cols, has_minimum = _BLOCK_LAYOUTS[type_name]
-    is_wide = exact and type_name in PRODUCT_TYPES
-    return TileLayout(values, cols, group_cols, has_minimum, is_wide)
+    layout = _BLOCK_LAYOUTS[type_name]
+    group_cols = sliced_group_size(layout.group_cols, spans)
+    factor_cols = sliced_group_size(layout.factor_cols, spans) if layout.factor_cols else 0
+    return replace(layout, cols=cols, group_cols=group_cols, factor_cols=factor_cols)
 
 
 def group_cols(group_size: int, cols: int) -> int | None:
@@ -115,8 +170,9 @@ def scheme_bytes(scheme: Scheme, rows: int, cols: int, *, exact: bool) -> int | 
     columns = group_cols(scheme.group_size, cols)
     if columns is None:
         return None
-    if values := _BYTE_SCALES.get(scheme.matrix_type):
-        row_scales = 4 * rows if scheme.matrix_type is Nvfp4 else 0
-        return TileLayout(values, cols, columns, has_minimum=False).nbytes(rows) + row_scales
+    if scheme.matrix_type is Nvfp4:
+        return TileLayout("e2m1", cols, columns, False, "e4m3").nbytes(rows) + 4 * rows
+    if scheme.matrix_type is Mxfp4:
+        return TileLayout("e2m1", cols, columns, has_minimum=False, tables="e8m0").nbytes(rows)
     values = "int4" if scheme.matrix_type is Int4 else "int8"
-    return TileLayout(values, cols, columns, True, wide_tables=exact).nbytes(rows)
+    return TileLayout(values, cols, columns, True, "fp32" if exact else "fp16").nbytes(rows)

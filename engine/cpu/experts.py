@@ -79,4 +79,4 @@ def _expert(expert: Expert, references: References) -> native.Expert:
 
 
 def _is_tiled(matrix: native.Matrix) -> bool:
-    return bool(matrix.format >= native.Format.INT4)
+    return bool(matrix.format >= native.Format.INT2)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
-from swiftchat.engine.cpu.native import Format, Matrix
+from swiftchat.engine.cpu.native import Format, Matrix, Tables
 from swiftchat.engine.linear.weight import dtype_name
 
 _FLOAT_FORMATS = {
@@ -23,7 +23,7 @@ _FLOAT_FORMATS = {
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """A matrix of integers or 4-bit floats in tiles.
+    """A matrix of quantized values in tiles.
 
     `tiles` is uint8 [num_tiles, tile_bytes], 64-byte aligned. `row_scale` fp32 [rows] is multiplied
     with the results; None: no such factor.
@@ -41,7 +41,9 @@ class TiledMatrix:
     @property
     def description(self) -> str:
         group = f" in groups of {size}" if (size := self.layout.group_cols) else ""
-        return f"{self.layout.values}{group}"
+        names = {"e8m0": "mxfp4", "e4m3": "nvfp4"}
+        values = names.get(self.layout.tables, self.layout.values)
+        return f"{values}{group}"
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -57,7 +59,9 @@ class TiledMatrix:
             cols=layout.cols,
             group_cols=layout.group_cols,
             has_minimum=layout.has_minimum,
-            wide_tables=layout.wide_tables,
+            tables=Tables[layout.tables.upper()],
+            factor_cols=layout.factor_cols,
+            unit=layout.unit,
             stride=layout.tile_bytes,
             data=self.tiles.data_ptr(),
             row_scale=None if self.row_scale is None else self.row_scale.data_ptr(),

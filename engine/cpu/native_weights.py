@@ -154,9 +154,7 @@ class NativeWeights:
     def from_blocks(
         self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
     ) -> LinearWeight:
-        matrices = self._packer.pack_blocks(
-            parts, exact=dtype == torch.float32, on_packed=on_packed
-        )
+        matrices = self._packer.pack_blocks(parts, on_packed=on_packed)
         return self._weight(matrices, dtype)
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:

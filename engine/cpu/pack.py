@@ -56,15 +56,14 @@ class Packer:
         self,
         parts: Sequence[GgufBlocks],
         *,
-        exact: bool,
         on_packed: Callable[[], None] = lambda: None,
     ) -> list[TiledMatrix]:
-        """As `pack`, for types in `BLOCK_TYPES`.
+        """As `pack`, for types in `BLOCK_TYPES`, whose scales and minimums all stay exact.
 
         Calls `on_packed` after each megabyte, on any thread. Raises `BadModelFile` if a scale is
         infinite or NaN.
         """
-        sources = [block_source(part, exact=exact) for part in parts]
+        sources = [block_source(part) for part in parts]
         return [self._pack_run(run, on_packed) for run in _runs(sources)]
 
     def reordered(self, matrix: TiledMatrix, order: Tensor) -> TiledMatrix:

@@ -1,21 +1,21 @@
 """Quantized matrices as the packing function reads them (kernels/pack_source.h)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from swiftchat.engine.api.tile_layout import (
-    PRODUCT_TYPES,
     TileLayout,
-    Values,
     block_layout,
     group_cols,
 )
 from swiftchat.engine.cpu.native import INT4_CENTER, PackSource, SourceKind
+from swiftchat.weights.formats.ggml_grids import grid
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     Int4,
@@ -31,7 +31,6 @@ Floats = npt.NDArray[np.float32]
 _SMALLEST_NORMAL, _LARGEST = 2.0**-14, 65504.0  # of fp16
 _MAX_SHIFT = 100  # exponent of a power of two that fp32 holds, and its reciprocal
 _INT8_CENTER = 128
-_NVFP4_FACTOR = 2.0**7  # of the rows: kernels/matrix.h
 
 Tiled = Int4 | Int8 | Int8Groups | Mxfp4 | Nvfp4
 
@@ -59,31 +58,34 @@ class Source:
     @property
     def widened(self) -> "Source":
         """The same with fp32 scales and minimums."""
-        return replace(self, layout=replace(self.layout, wide_tables=True), multiplier=1.0)
+        return replace(self, layout=replace(self.layout, tables="fp32"), multiplier=1.0)
 
 
-# The scales and minimums of `PRODUCT_TYPES` times this are in the normal range of fp16, if they are
-# up to 63 and not 0: the smallest fp16 number is 2^-24.
-_PRODUCT_MULTIPLIER = 2.0**10
+# The grids of types of ggml blocks; others have none.
+_GRIDS: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: name for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")},
+        "IQ1_S": "IQ1",
+        "IQ1_M": "IQ1",
+    }
+)
 
 
-def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
+def block_source(matrix: GgufBlocks) -> Source:
     """Return the source for a matrix of one of `BLOCK_TYPES`."""
-    layout = block_layout(matrix.type_name, matrix.columns, exact=exact)
+    layout = block_layout(matrix.type_name, matrix.columns, matrix.spans)
+    points = grid(_GRIDS[matrix.type_name]) if matrix.type_name in _GRIDS else None
     struct = PackSource(
         kind=SourceKind[matrix.type_name],
         rows=len(matrix.blocks),
         cols=max(stop for _, stop in matrix.spans),
         stride=matrix.blocks.strides[0],
         values=matrix.blocks.ctypes.data,
+        grid=None if points is None else points.ctypes.data,
     )
+    references = (matrix.blocks, points)
     return Source(
-        struct,
-        matrix.spans,
-        layout,
-        _PRODUCT_MULTIPLIER if matrix.type_name in PRODUCT_TYPES and not exact else 1.0,
-        tensor_name=matrix.tensor_name,
-        references=(matrix.blocks,),
+        struct, matrix.spans, layout, tensor_name=matrix.tensor_name, references=references
     )
 
 
@@ -93,9 +95,9 @@ def array_source(matrix: Tiled, *, exact: bool) -> Source | None:
     cols = values.shape[1]
     if isinstance(matrix, Int8):
         layout = TileLayout("int8", cols, 0, has_minimum=False)
-        scales = np.ascontiguousarray(matrix.scale, np.float32)
+        scale = np.ascontiguousarray(matrix.scale, np.float32)
         struct = _array_struct(SourceKind.INT8, values, cols)
-        return Source(struct, [(0, cols)], layout, row_scale=scales, references=(values,))
+        return Source(struct, [(0, cols)], layout, row_scale=scale, references=(values,))
     is_4_bit = not isinstance(matrix, Int8Groups)
     kind = SourceKind.INT4 if is_4_bit else SourceKind.UINT8
     cols = 2 * cols if is_4_bit else cols
@@ -106,15 +108,16 @@ def array_source(matrix: Tiled, *, exact: bool) -> Source | None:
     tables = [np.ascontiguousarray(matrix.scale, np.float32)]
     row_scale: Floats | None = None
     if isinstance(matrix, Mxfp4):
-        layout, multiplier = TileLayout("mxfp4", cols, columns, has_minimum=False), 1.0
+        layout, multiplier = TileLayout("e2m1", cols, columns, False, "e8m0"), 1.0
     elif isinstance(matrix, Nvfp4):
-        layout, multiplier = TileLayout("nvfp4", cols, columns, has_minimum=False), 1.0
-        row_scale = matrix.row_scale * np.float32(_NVFP4_FACTOR)
+        # Numbers of e2m1 are twice as large.
+        layout, multiplier = TileLayout("e2m1", cols, columns, False, "e4m3", unit=0.5), 1.0
+        row_scale = matrix.row_scale
     else:
         tables += _minimums(matrix)
         is_wide, multiplier = _table_width(tables, exact=exact)
-        to: Values = "int4" if is_4_bit else "int8"
-        layout = TileLayout(to, cols, columns, len(tables) > 1, is_wide)
+        to = "int4" if is_4_bit else "int8"
+        layout = TileLayout(to, cols, columns, len(tables) > 1, "fp32" if is_wide else "fp16")
     struct = _array_struct(kind, values, cols)
     struct.group_cols, struct.table_stride = cols // num_groups, num_groups
     struct.scale = tables[0].ctypes.data

@@ -9,16 +9,25 @@ docstrings give the fields of a block in order and the value of an element.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from swiftchat.weights.formats import ggml_grids as grids
 from swiftchat.weights.formats.arrays import Bytes, Floats
-
-# Masks and shifts as uint8, so that packed bytes stay bytes.
-_ONE, _TWO, _THREE, _FOUR, _SIX = (np.uint8(value) for value in (1, 2, 3, 4, 6))
-_LOW_4_BITS, _LOW_6_BITS = np.uint8(15), np.uint8(63)
+from swiftchat.weights.formats.ggml_unpack import (
+    FOUR,
+    LOW_4_BITS,
+    THREE,
+    TWO,
+    fifth_bits,
+    float16_at,
+    scaled,
+    unpack_2bit,
+    unpack_bits,
+    unpack_nibbles,
+    unpack_scales_and_minima,
+    view_of,
+)
 
 # `kvalues_iq4nl` and `kvalues_mxfp4` of ggml.
 IQ4_VALUES = np.array(
@@ -29,11 +38,15 @@ DOUBLE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type: `block_elements` elements in `block_bytes` bytes, dequantized by `to_float32`."""
+    """A type: `block_elements` elements in `block_bytes` bytes, dequantized by `to_float32`.
+
+    `scales` returns the float scales of blocks, one beside the other; None: they are always finite.
+    """
 
     block_elements: int
     block_bytes: int
     to_float32: Callable[[Bytes], Floats]
+    scales: Callable[[Bytes], Floats] | None = None
 
 
 def dequantize(data: Bytes, type_name: str) -> Floats:
@@ -45,39 +58,8 @@ def dequantize(data: Bytes, type_name: str) -> Floats:
         return kind.to_float32(blocks).reshape(data.shape[0], -1)
 
 
-def _view(blocks: Bytes, start: int, stop: int, dtype: str) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(blocks[:, start:stop]).view(dtype)
-
-
-def float16_at(blocks: Bytes, start: int) -> Floats:
-    """Return the float16 at byte `start` of each block as float32 [blocks, 1]."""
-    return _view(blocks, start, start + 2, "<f2").astype(np.float32)
-
-
-def unpack_nibbles(packed: Bytes, run: int) -> Bytes:
-    """Unpack 4-bit values: from each `run` bytes all low nibbles, then all high nibbles."""
-    # Eight bytes at a time: the mask removes the bits shifted in from the next byte.
-    words = np.ascontiguousarray(packed).view(np.uint64).reshape(len(packed), -1, 1, run // 8)
-    shifts = np.array([0, 4], np.uint64).reshape(1, 1, 2, 1)
-    halves = (words >> shifts) & np.uint64(0x0F0F_0F0F_0F0F_0F0F)
-    return halves.reshape(len(packed), -1).view(np.uint8)
-
-
-def unpack_2bit(packed: Bytes) -> Bytes:
-    """Unpack 2-bit values: from each 32 bytes all bits 0–1, then all bits 2–3, and so on."""
-    runs = packed.reshape(len(packed), -1, 1, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    return ((runs >> shifts) & _THREE).reshape(len(packed), -1)
-
-
-def unpack_bits(packed: Bytes) -> Bytes:
-    """Unpack the bits of 32 bytes, all lowest bits first, to [blocks, 256]."""
-    shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    return ((packed.reshape(len(packed), 1, 32) >> shifts) & _ONE).reshape(len(packed), -1)
-
-
 def _f32(blocks: Bytes) -> Floats:
-    return _view(blocks, 0, 4, "<f4")
+    return view_of(blocks, 0, 4, "<f4")
 
 
 def _f16(blocks: Bytes) -> Floats:
@@ -85,7 +67,7 @@ def _f16(blocks: Bytes) -> Floats:
 
 
 def _bf16(blocks: Bytes) -> Floats:
-    return (_view(blocks, 0, 2, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return (view_of(blocks, 0, 2, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
@@ -111,11 +93,6 @@ def _q4_1(blocks: Bytes) -> Floats:
     return values
 
 
-def fifth_bits(blocks: Bytes, start: int) -> Bytes:
-    """Return the 32 bits at byte `start`, lowest first, as the fifth bits of values: 0 or 16."""
-    return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << _FOUR
-
-
 def _q5_0(blocks: Bytes) -> Floats:
     """half d, fifth bits[32], 4-bit q[32]: d·(q − 16)."""
     values = (unpack_nibbles(blocks[:, 6:], 16) | fifth_bits(blocks, 2)).astype(np.float32)
@@ -132,23 +109,12 @@ def _q5_1(blocks: Bytes) -> Floats:
     return values
 
 
-def _scaled(values: Bytes | npt.NDArray[np.int8] | Floats, scales: Floats) -> Floats:
-    """Multiply values [blocks, 256] by scales [blocks, sub-blocks].
-
-    Returns [blocks, sub-blocks, size of a sub-block].
-    """
-    blocks, sub_blocks = scales.shape
-    result = values.reshape(blocks, sub_blocks, -1).astype(np.float32)
-    result *= scales[:, :, None]
-    return result
-
-
 def _q2_k(blocks: Bytes) -> Floats:
     """4+4-bit scale and minimum[16], 2-bit q[256], half d, half dmin: d·scale·q − dmin·min."""
     packed = blocks[:, :16]
-    scales = float16_at(blocks, 80) * (packed & _LOW_4_BITS).astype(np.float32)
-    minima = float16_at(blocks, 82) * (packed >> _FOUR).astype(np.float32)
-    values = _scaled(unpack_2bit(blocks[:, 16:80]), scales)
+    scales = float16_at(blocks, 80) * (packed & LOW_4_BITS).astype(np.float32)
+    minima = float16_at(blocks, 82) * (packed >> FOUR).astype(np.float32)
+    values = scaled(unpack_2bit(blocks[:, 16:80]), scales)
     values -= minima[:, :, None]
     return values.reshape(len(blocks), 256)
 
@@ -157,28 +123,16 @@ def _q3_k(blocks: Bytes) -> Floats:
     """High bit[256], 2-bit q[256], 6-bit scale[16], half d: d·(scale − 32)·(q − 4)."""
     low = unpack_nibbles(blocks[:, 96:104], 8)
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
-    high = ((blocks[:, 104:108].reshape(-1, 1, 4) >> shifts) & _THREE).reshape(-1, 16)
-    six_bits = (low | (high << _FOUR)).astype(np.int8) - np.int8(32)
+    high = ((blocks[:, 104:108].reshape(-1, 1, 4) >> shifts) & THREE).reshape(-1, 16)
+    six_bits = (low | (high << FOUR)).astype(np.int8) - np.int8(32)
     scales = float16_at(blocks, 108) * six_bits.astype(np.float32)
-    values = (unpack_2bit(blocks[:, 32:96]) | (unpack_bits(blocks[:, :32]) << _TWO)).view(np.int8)
-    return _scaled(values - np.int8(4), scales).reshape(len(blocks), 256)
-
-
-def unpack_scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Unpack eight 6-bit scales and eight 6-bit minima from the 12 bytes of Q4_K and Q5_K."""
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate(
-        [first & _LOW_6_BITS, (third & _LOW_4_BITS) | ((first >> _SIX) << _FOUR)], axis=1
-    )
-    minima = np.concatenate(
-        [second & _LOW_6_BITS, (third >> _FOUR) | ((second >> _SIX) << _FOUR)], axis=1
-    )
-    return scales, minima
+    values = (unpack_2bit(blocks[:, 32:96]) | (unpack_bits(blocks[:, :32]) << TWO)).view(np.int8)
+    return scaled(values - np.int8(4), scales).reshape(len(blocks), 256)
 
 
 def _k_with_minima(blocks: Bytes, values: Bytes) -> Floats:
     scales, minima = unpack_scales_and_minima(blocks[:, 4:16])
-    result = _scaled(values, float16_at(blocks, 0) * scales.astype(np.float32))
+    result = scaled(values, float16_at(blocks, 0) * scales.astype(np.float32))
     result -= (float16_at(blocks, 2) * minima.astype(np.float32))[:, :, None]
     return result.reshape(len(blocks), 256)
 
@@ -190,21 +144,21 @@ def _q4_k(blocks: Bytes) -> Floats:
 
 def _q5_k(blocks: Bytes) -> Floats:
     """As Q4_K, with fifth bits[256] before the 4-bit q."""
-    fifth = unpack_bits(blocks[:, 16:48]) << _FOUR
+    fifth = unpack_bits(blocks[:, 16:48]) << FOUR
     return _k_with_minima(blocks, unpack_nibbles(blocks[:, 48:], 32) | fifth)
 
 
 def _q6_k(blocks: Bytes) -> Floats:
     """4-bit q[256], upper 2 bits[256], int8 scale[16], half d: d·scale·(q − 32)."""
-    values = unpack_nibbles(blocks[:, :128], 64) | (unpack_2bit(blocks[:, 128:192]) << _FOUR)
+    values = unpack_nibbles(blocks[:, :128], 64) | (unpack_2bit(blocks[:, 128:192]) << FOUR)
     scales = float16_at(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _scaled(values.view(np.int8) - np.int8(32), scales).reshape(len(blocks), 256)
+    return scaled(values.view(np.int8) - np.int8(32), scales).reshape(len(blocks), 256)
 
 
 def _q8_k(blocks: Bytes) -> Floats:
     """float d, int8 q[256], sums of q for dot products (unused): d·q."""
     values = blocks[:, 4:260].view(np.int8).astype(np.float32)
-    values *= _view(blocks, 0, 4, "<f4")
+    values *= view_of(blocks, 0, 4, "<f4")
     return values
 
 
@@ -213,19 +167,29 @@ def _iq4_nl(blocks: Bytes) -> Floats:
     return float16_at(blocks, 0) * IQ4_VALUES[unpack_nibbles(blocks[:, 2:], 16)]
 
 
+def iq4_xs_scales(blocks: Bytes) -> Floats:
+    """Return the eight scales of blocks of IQ4_XS."""
+    upper = view_of(blocks, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
+    lower = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)) & LOW_4_BITS
+    six_bits = lower.reshape(-1, 8) | ((upper.astype(np.uint8) & THREE) << FOUR)
+    return float16_at(blocks, 0) * (six_bits.view(np.int8) - np.int8(32)).astype(np.float32)
+
+
 def _iq4_xs(blocks: Bytes) -> Floats:
     """half d, upper 2 bits and lower 4 of scale[8], 4-bit q[256]: d·(scale − 32)·table[q]."""
-    upper = _view(blocks, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
-    lower = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)) & _LOW_4_BITS
-    six_bits = lower.reshape(-1, 8) | ((upper.astype(np.uint8) & _THREE) << _FOUR)
-    scales = float16_at(blocks, 0) * (six_bits.view(np.int8) - np.int8(32)).astype(np.float32)
-    return _scaled(IQ4_VALUES[unpack_nibbles(blocks[:, 8:], 16)], scales).reshape(len(blocks), 256)
+    values = IQ4_VALUES[unpack_nibbles(blocks[:, 8:], 16)]
+    return scaled(values, iq4_xs_scales(blocks)).reshape(len(blocks), 256)
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
     """Exponent e, 4-bit q[32]: 2^(e − 128)·table[q], where the table is twice the e2m1 values."""
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
     return scales * DOUBLE_E2M1[unpack_nibbles(blocks[:, 1:], 16)]
+
+
+def _mxfp4_limits(blocks: Bytes) -> Floats:
+    """Return twelve times the scales, their largest elements; infinite if float32 has none."""
+    return np.ldexp(np.float32(12), blocks[:, :1].astype(np.int32) - 128)
 
 
 def _ternary_digits(packed: Bytes, run: int, count: int) -> Bytes:
@@ -251,26 +215,74 @@ def _tq2_0(blocks: Bytes) -> Floats:
     return float16_at(blocks, 64) * values.astype(np.float32)
 
 
+def _nvfp4(blocks: Bytes) -> Floats:
+    """e4m3 scale[4] without sign, 4-bit q[64]: half the scale times table[q]; 0x7f is zero, too."""
+    exponents, fractions = (blocks[:, :4] >> THREE) & LOW_4_BITS, blocks[:, :4] & np.uint8(7)
+    numbers = np.where(exponents == 0, fractions, fractions + np.uint8(8)).astype(np.float32)
+    scales = np.ldexp(numbers, np.maximum(exponents, 1).astype(np.int32) - 11)
+    scales[blocks[:, :4] == 0x7F] = 0
+    values = DOUBLE_E2M1[unpack_nibbles(blocks[:, 4:], 8)]
+    return scaled(values, scales).reshape(len(blocks), 64)
+
+
+def _q1_0(blocks: Bytes) -> Floats:
+    """half d, bit[128]: d for 1, −d for 0."""
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.float32)
+    return float16_at(blocks, 0) * (2 * bits - 1)
+
+
+def _products(parts: Callable[[Bytes], tuple[Floats, Floats]]) -> Callable[[Bytes], Floats]:
+    """Return the function that multiplies scales by values, those of `parts`."""
+
+    def to_float32(blocks: Bytes) -> Floats:
+        scales, values = parts(blocks)
+        return scaled(values, scales).reshape(len(blocks), 256)
+
+    return to_float32
+
+
+def _halves_at(*offsets: int) -> Callable[[Bytes], Floats]:
+    return lambda blocks: np.concatenate([float16_at(blocks, at) for at in offsets], axis=1)
+
+
+def has_finite_scales(rows: Bytes, type_name: str) -> bool:
+    """Return whether all scales, and so all weights, of `rows` [rows, row bytes] are finite."""
+    kind = BLOCK_TYPES[type_name]
+    if kind.scales is None:
+        return True
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(kind.scales(rows.reshape(-1, kind.block_bytes))).all())
+
+
 BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
     {
-        "F32": BlockType(1, 4, _f32),
-        "F16": BlockType(1, 2, _f16),
-        "BF16": BlockType(1, 2, _bf16),
-        "Q8_0": BlockType(32, 34, _q8_0),
-        "Q4_0": BlockType(32, 18, _q4_0),
-        "Q4_1": BlockType(32, 20, _q4_1),
-        "Q5_0": BlockType(32, 22, _q5_0),
-        "Q5_1": BlockType(32, 24, _q5_1),
-        "Q2_K": BlockType(256, 84, _q2_k),
-        "Q3_K": BlockType(256, 110, _q3_k),
-        "Q4_K": BlockType(256, 144, _q4_k),
-        "Q5_K": BlockType(256, 176, _q5_k),
-        "Q6_K": BlockType(256, 210, _q6_k),
-        "Q8_K": BlockType(256, 292, _q8_k),
-        "IQ4_NL": BlockType(32, 18, _iq4_nl),
-        "IQ4_XS": BlockType(256, 136, _iq4_xs),
-        "TQ1_0": BlockType(256, 54, _tq1_0),
-        "TQ2_0": BlockType(256, 66, _tq2_0),
-        "MXFP4": BlockType(32, 17, _mxfp4),
+        "F32": BlockType(1, 4, _f32, _f32),
+        "F16": BlockType(1, 2, _f16, _f16),
+        "BF16": BlockType(1, 2, _bf16, _bf16),
+        "Q8_0": BlockType(32, 34, _q8_0, _halves_at(0)),
+        "Q4_0": BlockType(32, 18, _q4_0, _halves_at(0)),
+        "Q4_1": BlockType(32, 20, _q4_1, _halves_at(0, 2)),
+        "Q5_0": BlockType(32, 22, _q5_0, _halves_at(0)),
+        "Q5_1": BlockType(32, 24, _q5_1, _halves_at(0, 2)),
+        "Q1_0": BlockType(128, 18, _q1_0, _halves_at(0)),
+        "Q2_K": BlockType(256, 84, _q2_k, _halves_at(80, 82)),
+        "Q3_K": BlockType(256, 110, _q3_k, _halves_at(108)),
+        "Q4_K": BlockType(256, 144, _q4_k, _halves_at(0, 2)),
+        "Q5_K": BlockType(256, 176, _q5_k, _halves_at(0, 2)),
+        "Q6_K": BlockType(256, 210, _q6_k, _halves_at(208)),
+        "Q8_K": BlockType(256, 292, _q8_k, _q8_k),
+        "IQ1_S": BlockType(256, 50, _products(grids.iq1_s), _halves_at(0)),
+        "IQ1_M": BlockType(256, 56, _products(grids.iq1_m), grids.iq1_m_scale),
+        "IQ2_XXS": BlockType(256, 66, _products(grids.iq2_xxs), _halves_at(0)),
+        "IQ2_XS": BlockType(256, 74, _products(grids.iq2_xs), _halves_at(0)),
+        "IQ2_S": BlockType(256, 82, _products(grids.iq2_s), _halves_at(0)),
+        "IQ3_XXS": BlockType(256, 98, _products(grids.iq3_xxs), _halves_at(0)),
+        "IQ3_S": BlockType(256, 110, _products(grids.iq3_s), _halves_at(0)),
+        "IQ4_NL": BlockType(32, 18, _iq4_nl, _halves_at(0)),
+        "IQ4_XS": BlockType(256, 136, _iq4_xs, _halves_at(0)),
+        "TQ1_0": BlockType(256, 54, _tq1_0, _halves_at(52)),
+        "TQ2_0": BlockType(256, 66, _tq2_0, _halves_at(64)),
+        "MXFP4": BlockType(32, 17, _mxfp4, _mxfp4_limits),
+        "NVFP4": BlockType(64, 36, _nvfp4),
     }
 )

@@ -44,7 +44,7 @@ _TYPE_NAMES: Mapping[int, str] = {
     39: "MXFP4",
     40: "NVFP4",
     41: "Q1_0",
-    42: "TL2",
+    42: "Q2_0",  # groups of 64 values or of 128, which the number does not tell; of bitnet.cpp TL2
     # Of ik_llama.cpp.
     133: "Q6_0",
     134: "IQ1_BN",

@@ -1,7 +1,8 @@
-"""GGUF blocks as quantized matrices: as they are, or in a scheme if one matches their type.
+"""GGUF blocks as quantized matrices: as they are, or in a scheme if one has their groups.
 
-In a scheme integers are taken over unchanged; the scale of a group is the product of the block's
-scales, in float32. Only Q6_K is requantized: it has a scale per 16 columns, which no scheme has.
+In a scheme integers are taken over unchanged, and the numbers of a table or a grid become integers
+of 8 bits; the scale of a group is the product of the block's scales, in float32. Only Q6_K is
+requantized: it has a scale per 16 columns, which no scheme has.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,18 +12,23 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.weights.formats import ggml_grids as grids
 from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
     IQ4_VALUES,
     dequantize,
+    has_finite_scales,
+    iq4_xs_scales,
+)
+from swiftchat.weights.formats.ggml_unpack import (
     fifth_bits,
     float16_at,
     unpack_bits,
     unpack_nibbles,
     unpack_scales_and_minima,
 )
-from swiftchat.weights.quantization.mxfp4 import LARGEST_SCALE, of_ggml_blocks
+from swiftchat.weights.quantization.mxfp4 import of_ggml_blocks
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     Int4,
@@ -96,6 +102,50 @@ def _iq4_nl(blocks: Bytes) -> Parts:
     return values, scale, np.zeros_like(scale)
 
 
+def _iq4_xs(blocks: Bytes) -> Parts:
+    values = IQ4_VALUES.astype(np.int8)[unpack_nibbles(blocks[:, 8:], 16)]
+    scale = iq4_xs_scales(blocks)
+    return values, scale, np.zeros_like(scale)
+
+
+def _of_grid(parts: Callable[[Bytes], tuple[Floats, Floats]]) -> Callable[[Bytes], Parts]:
+    """Return the function for a grid's values, which are integers, with a scale per 32 columns."""
+
+    def unpack(blocks: Bytes) -> Parts:
+        scale, values = parts(blocks)
+        return values.astype(np.int8), scale, np.zeros_like(scale)
+
+    return unpack
+
+
+def _iq1_s(blocks: Bytes) -> Parts:
+    """Digits 0 to 2; the rest of a value, −1 ± ⅛, makes the minimum of its group."""
+    scale, values = grids.iq1_s(blocks)
+    first = values.reshape(*scale.shape, 32)[:, :, 0]
+    rest = first - np.rint(first) - 1
+    digits = values.reshape(*scale.shape, 32) - rest[:, :, None]
+    return digits.reshape(len(blocks), 256).astype(np.uint8), scale, scale * rest
+
+
+def _ternary(type_name: str, scale_at: int) -> Callable[[Bytes], Parts]:
+    """Return the function for values −1, 0 and 1 with one scale a block."""
+
+    def unpack(blocks: Bytes) -> Parts:
+        d = float16_at(blocks, scale_at)
+        units = dequantize(_with_unit_scale(blocks, scale_at), type_name)
+        scale = np.repeat(d, units.shape[1] // GROUP_SIZE, 1)
+        return (units + 1).astype(np.uint8), scale, -scale
+
+    return unpack
+
+
+def _with_unit_scale(blocks: Bytes, scale_at: int) -> Bytes:
+    """Return a copy of blocks whose float16 at this byte is 1."""
+    copy = blocks.copy()
+    copy[:, scale_at : scale_at + 2] = np.array([1], np.float16).view(np.uint8)
+    return copy
+
+
 def _q6_k(blocks: Bytes) -> Parts:
     """Requantize to int8 in groups of 32, to the nearest."""
     groups = dequantize(blocks, "Q6_K").reshape(len(blocks), 8, 32)
@@ -106,48 +156,38 @@ def _q6_k(blocks: Bytes) -> Parts:
 
 @dataclass(frozen=True)
 class _Type:
-    """A block type: its unpacking function and the byte offsets of its float16 scales.
+    """A block type: its unpacking function, and the middle of the range of its 8-bit values.
 
-    `center` is the middle of the range of an 8-bit type's values; None: 4-bit values.
+    `center` None: 4-bit values.
     """
 
     unpack: Callable[[Bytes], Parts]
-    scale_offsets: tuple[int, ...]
     center: int | None = None
 
 
 _TYPES: Mapping[str, _Type] = MappingProxyType(
     {
-        "Q4_0": _Type(_q4_0, (0,)),
-        "Q4_1": _Type(_q4_1, (0, 2)),
-        "Q4_K": _Type(_q4_k, (0, 2)),
-        "Q5_0": _Type(_q5_0, (0,), 16),
-        "Q5_1": _Type(_q5_1, (0, 2), 16),
-        "Q5_K": _Type(_q5_k, (0, 2), 16),
-        "Q6_K": _Type(_q6_k, (208,), 0),
-        "Q8_0": _Type(_q8_0, (0,), 0),
-        "IQ4_NL": _Type(_iq4_nl, (0,), 0),
+        "Q4_0": _Type(_q4_0),
+        "Q4_1": _Type(_q4_1),
+        "Q4_K": _Type(_q4_k),
+        "Q5_0": _Type(_q5_0, 16),
+        "Q5_1": _Type(_q5_1, 16),
+        "Q5_K": _Type(_q5_k, 16),
+        "Q6_K": _Type(_q6_k, 0),
+        "Q8_0": _Type(_q8_0, 0),
+        "IQ4_NL": _Type(_iq4_nl, 0),
+        "IQ4_XS": _Type(_iq4_xs, 0),
+        "IQ3_XXS": _Type(_of_grid(grids.iq3_xxs), 0),
+        "IQ3_S": _Type(_of_grid(grids.iq3_s), 0),
+        "IQ2_XXS": _Type(_of_grid(grids.iq2_xxs), 0),
+        "IQ1_S": _Type(_iq1_s),
+        "TQ1_0": _Type(_ternary("TQ1_0", 52)),
+        "TQ2_0": _Type(_ternary("TQ2_0", 64)),
+        "Q1_0": _Type(_ternary("Q1_0", 0)),
     }
 )
 PACKABLE_TYPES = _TYPES.keys() | {"MXFP4"}
-# The byte offsets of the float16 scales of types without a scheme.
-_OTHER_SCALE_OFFSETS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,)}
-)
-KEPT_TYPES = PACKABLE_TYPES | _OTHER_SCALE_OFFSETS.keys()
-
-
-def has_finite_scales(rows: Bytes, type_name: str) -> bool:
-    """Return whether all scales, and so all weights, of `rows` [rows, row bytes] are finite.
-
-    The type must be one of `KEPT_TYPES`.
-    """
-    blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
-    if type_name == "MXFP4":
-        return bool((blocks[:, 0] <= LARGEST_SCALE).all())
-    kind = _TYPES.get(type_name)
-    offsets = _OTHER_SCALE_OFFSETS[type_name] if kind is None else kind.scale_offsets
-    return all(np.isfinite(float16_at(blocks, at)).all() for at in offsets)
+KEPT_TYPES = BLOCK_TYPES.keys() - {"F32", "F16", "BF16"}
 
 
 def matrix_type_of(type_name: str) -> type[Int4] | type[Int8Groups] | type[Mxfp4]:

@@ -57,13 +57,13 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
     const int n = min_int(BLOCK_CHANNELS, op->channels - first), width = op->channels;
     const int x_width = run->widths[op->x].width, out_width = run->widths[op->out].width;
     const size_t nbytes = (size_t)n * sizeof(float);
-    const float *state = op->state + ((size_t)span->state_slot * before) * width + first;
     float *ring = (float *)(void *)scratch->memory, y[BLOCK_CHANNELS];
     for (int i = 0; i < before; i++) {
         if (is_first(span))
             memset(ring_row(ring, op->kernel, i), 0, nbytes);
         else
-            memcpy(ring_row(ring, op->kernel, i), state + (size_t)i * width, nbytes);
+            memcpy(ring_row(ring, op->kernel, i),
+                   op->state + ((size_t)span->state_slot * before + i) * width + first, nbytes);
     }
     for (int i = 0; i < span->num_rows; i++) {
         const size_t row = (size_t)span->first_row + i;

@@ -2,29 +2,17 @@
    low. The values of a unit are int8 [unit_cols / 4][16][4], or [unit_cols / 8][16][8] for
    instructions that multiply two rows of eight columns with two vectors. */
 #pragma once
-#include "numbers.h"
 #include "gemm_panel.h"
 
-/* Columns 4 * j to 4 * j + 3 of rows r to r + 3 of a block. */
-INLINE int8x16_t four_columns(const uint8_t *block, UnpackKind kind, const int8_t *numbers, int j,
-                              int r) {
-    if (kind == INT8_SIGNED) return vld1q_s8((const int8_t *)block + 64 * j + 4 * r);
-    const uint8x16_t both = vld1q_u8(block + 64 * (j % 4) + 4 * r);
-    const uint8x16_t q = j < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4);
-    if (kind == LOOKED_UP) return vqtbl1q_s8(vld1q_s8(numbers), q);
-    const int8_t center = kind == INT4_CENTERED ? INT4_CENTER : 0;
-    return vsubq_s8(vreinterpretq_s8_u8(q), vdupq_n_s8(center));
-}
-
-/* A block of a tile to the panel; kind is a constant. */
-INLINE void unpack_block(const uint8_t *block, UnpackKind kind, const int8_t *numbers,
-                         uint8_t *first_half, uint8_t *second_half, int place) {
+/* A block of a tile to the panel; values is a constant. */
+INLINE void unpack_block(const uint8_t *block, Values values, uint8_t *first_half,
+                         uint8_t *second_half, int place) {
     (void)place; /* a panel is one tile */
     for (int j = 0; j < 8; j += 2)
         for (int r = 0; r < TILE_ROWS; r += 4) {
             int8_t *to = (int8_t *)(j < 4 ? first_half : second_half) + 64 * (j % 4);
-            const int8x16_t a = four_columns(block, kind, numbers, j, r);
-            const int8x16_t b = four_columns(block, kind, numbers, j + 1, r);
+            const int8x16_t a = (int8x16_t)signed_columns(values, block, j, r);
+            const int8x16_t b = (int8x16_t)signed_columns(values, block, j + 1, r);
 #if defined(__ARM_FEATURE_MATMUL_INT8)
             const int32x4_t rows_a = vreinterpretq_s32_s8(a), rows_b = vreinterpretq_s32_s8(b);
             vst1q_s8(to + 8 * r, vreinterpretq_s8_s32(vzip1q_s32(rows_a, rows_b)));

@@ -1,9 +1,9 @@
 /* Panels of gemm_float.c: weights of every format as fp32, or pairs of bf16. */
 #pragma once
-#include "look_up.h"
 #include "matrix_layout.h"
 #include "vector.h"
 #include "tile_table.h"
+#include "tile_values.h"
 #include "transpose.h"
 
 enum {
@@ -82,38 +82,40 @@ static void fill_float_tile(const Matrix *m, int first_row, int num_rows, FloatP
     }
 }
 
-/* Columns 16 * half to 16 * half + 15 of a tile's block, which have one scale per row. INT8: the
-   fifth to eighth 64 bytes are the second half. 4 bits: high halves of bytes are. */
-INLINE void dequantize(const Matrix *m, const uint8_t *block, int half, const float *scales,
+/* Columns 16 * half to 16 * half + 15 of a tile's block, which have one scale per row. */
+INLINE void dequantize(Values values, const uint8_t *block, int half, const float *scales,
                        const float *minimums, float *to) {
     for (int j = 0; j < 4; j++)
         for (int r = 0; r < TILE_ROWS; r += LANES) {
-            const int is_int4 = m->format == FORMAT_INT4, is_int8 = m->format == FORMAT_INT8;
-            Ints bytes = load_ints(block + 4 * ((is_int8 ? 4 * half + j : j) * TILE_ROWS + r));
-            if (numbers_of(m->format)) bytes = look_up(bytes >> 4 * half, numbers_of(m->format));
-            Floats scale = load_floats(scales + r), minimum = load_floats(minimums + r);
+            const Ints bytes = signed_columns(values, block, 4 * half + j, r);
+            const Floats scale = load_floats(scales + r), minimum = load_floats(minimums + r);
             for (int c = 0; c < 4; c++) {
-                Ints q = bytes << (24 - 8 * c) >> 24;
-                if (is_int4)
-                    q = (bytes >> (8 * c + 4 * half) & 15) - (m->has_minimum ? 0 : INT4_CENTER);
+                const Ints q = bytes << (24 - 8 * c) >> 24;
                 store_floats(to + (4 * j + c) * PANEL_ROWS + r,
                              ints_to_floats(q) * scale + minimum);
             }
         }
 }
 
-/* Columns [n][16] of a tile of integers. */
-static void fill_integer_tile(const Matrix *m, const uint8_t *tile, FloatPanel *p, float *to) {
-    const int half_cols = BLOCK_COLS / 2;
+/* Columns [n][16] of a tile of quantized values. values is a constant. */
+INLINE void fill_columns(Values values, const Matrix *m, const uint8_t *tile, FloatPanel *p,
+                         float *to) {
+    const int half_cols = BLOCK_COLS / 2, block_bytes = 64 * values.bits;
     float scales[TILE_ROWS], minimums[TILE_ROWS] = {0};
-    const uint8_t *block = tile_values(m, tile) + p->first_col / BLOCK_COLS * block_value_bytes(m);
+    const uint8_t *block = tile_values(m, tile) + p->first_col / BLOCK_COLS * block_bytes;
     TableReader reader = read_tables_from(m, tile, p->first_col / half_cols, half_cols);
-    for (int c = 0; c < p->num_cols; c += BLOCK_COLS, block += block_value_bytes(m))
+    for (int c = 0; c < p->num_cols; c += BLOCK_COLS, block += block_bytes)
         for (int half = 0; half < 2; half++, to += half_cols * PANEL_ROWS, next_unit(&reader)) {
-            read_table(&reader, reader.scales, scales);
-            if (reader.minimums) read_table(&reader, reader.minimums, minimums);
-            dequantize(m, block, half, scales, minimums, to);
+            read_table(&reader, &reader.scales, scales);
+            if (reader.has_minimum) read_table(&reader, &reader.minimums, minimums);
+            dequantize(values, block, half, scales, minimums, to);
         }
+}
+
+static void fill_quantized_tile(const Matrix *m, const uint8_t *tile, FloatPanel *p, float *to) {
+#define FILL(format, has_minimum) fill_columns(values_of(format, has_minimum), m, tile, p, to)
+    FOR_FORMAT(m, FILL)
+#undef FILL
 }
 
 /* The chunk's columns of `num_tiles` tiles, at most PANEL_TILES. */
@@ -126,7 +128,7 @@ static void fill_panel(const Matrix *m, int first_tile, int num_tiles, FloatPane
     for (int t = 0; t < num_tiles; t++) {
         float *to = p->weights[0] + t * TILE_ROWS;
         if (is_tiled(m))
-            fill_integer_tile(m, m->data + (first_tile + t) * m->stride, p, to);
+            fill_quantized_tile(m, m->data + (first_tile + t) * m->stride, p, to);
         else
             fill_float_tile(m, first_row + t * TILE_ROWS,
                             min_int(TILE_ROWS, p->num_rows - t * TILE_ROWS), p, to);

@@ -2,7 +2,6 @@
    unit are [unit_cols / 2][PANEL_ROWS][2] int16. */
 #pragma once
 #include "gemm_panel.h"
-#include "look_up.h"
 
 /* Bytes 0 and 1, or 2 and 3, of every element as the high halves of two int16. */
 INLINE Shorts low_pair(Ints v) {
@@ -29,41 +28,20 @@ INLINE Shorts high_pair(Ints v) {
 #endif
 }
 
-/* The byte in the high half of every int16, or the four high bits of that byte, as an integer. */
-INLINE Ints narrow(Shorts v, UnpackKind kind) {
-    if (kind == INT4_UNSIGNED) return (Ints)((Ushorts)v >> 12);
-    return (Ints)(v >> (kind == INT8_SIGNED ? 8 : 12));
+/* Four columns of LANES rows, which are signed bytes, as pairs of int16. */
+INLINE void store_columns(Ints columns, uint8_t *to) {
+    store_ints(to, (Ints)(low_pair(columns) >> 8));
+    store_ints(to + 4 * PANEL_ROWS, (Ints)(high_pair(columns) >> 8));
 }
 
-/* Four columns of LANES rows of both halves of a block: columns 0 to 3 and 16 to 19 of INT4 in `v`;
-   of INT8 these in `v`, those in `second`. */
-INLINE void unpack_columns(Ints v, Ints second, UnpackKind kind, uint8_t *first_half,
-                           uint8_t *second_half) {
-    if (kind == INT4_CENTERED) v ^= (int32_t)0x88888888; /* q - 8 in two's complement of 4 bits */
-    Shorts low = low_pair(v), high = high_pair(v);
-    const int shift = kind == INT8_SIGNED ? 0 : 4;
-    store_ints(first_half, narrow(low << shift, kind));
-    store_ints(first_half + 4 * PANEL_ROWS, narrow(high << shift, kind));
-    if (kind == INT8_SIGNED) low = low_pair(second), high = high_pair(second);
-    store_ints(second_half, narrow(low, kind));
-    store_ints(second_half + 4 * PANEL_ROWS, narrow(high, kind));
-}
-
-/* A block of a tile to `place` of the panel; kind is a constant. */
-INLINE void unpack_block(const uint8_t *block, UnpackKind kind, const int8_t *numbers,
-                         uint8_t *first_half, uint8_t *second_half, int place) {
+/* A block of a tile to `place` of the panel; values is a constant. */
+INLINE void unpack_block(const uint8_t *block, Values values, uint8_t *first_half,
+                         uint8_t *second_half, int place) {
     for (int j = 0; j < 4; j++)
         for (int r = 0; r < TILE_ROWS; r += LANES) {
-            const uint8_t *from = block + 4 * (j * TILE_ROWS + r);
             const size_t to = 4 * (2 * j * PANEL_ROWS + place * TILE_ROWS + r);
-            if (kind == LOOKED_UP) {
-                Ints both = load_ints(from);
-                unpack_columns(look_up(both, numbers), look_up(both >> 4, numbers), INT8_SIGNED,
-                               first_half + to, second_half + to);
-                continue;
-            }
-            Ints second = load_ints(kind == INT8_SIGNED ? from + 256 : from);
-            unpack_columns(load_ints(from), second, kind, first_half + to, second_half + to);
+            store_columns(signed_columns(values, block, j, r), first_half + to);
+            store_columns(signed_columns(values, block, j + 4, r), second_half + to);
         }
 }
 

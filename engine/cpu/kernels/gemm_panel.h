@@ -2,7 +2,7 @@
 #pragma once
 #include "matrix_layout.h"
 #include "quantized_rows.h"
-#include "vector.h"
+#include "tile_values.h"
 
 /* Whether values are bytes, for instructions that multiply four of them with bytes of activations.
  */
@@ -26,9 +26,6 @@ enum {
     TILE_BLOCK = 16,                        /* and y of a block of vectors and tiles */
 };
 
-/* How values are unpacked: q - 8 or q of INT4, INT8, and the numbers of `numbers_of`. */
-typedef enum { INT4_CENTERED, INT4_UNSIGNED, INT8_SIGNED, LOOKED_UP } UnpackKind;
-
 /* A unit is what one scale per row belongs to: a block, or half a block with groups of 16 columns.
    Of each unit, `units` has the values (unit_cols * PANEL_ROWS, VALUE_BYTES each), then scales and
    minimums, fp32 [PANEL_ROWS] each. */
@@ -50,6 +47,6 @@ INLINE float *unit_scales(Panel *p, int unit) {
 
 /* The sum of the activations of a unit, of the block at `block` of x. */
 INLINE int32_t unit_sum(const Panel *p, const QuantizedRows *x, size_t block, int unit) {
-    if (p->unit_cols == BLOCK_COLS) return x->sum[block];
-    return unit & 1 ? x->sum[block] - x->half_sum[block] : x->half_sum[block];
+    if (p->unit_cols == BLOCK_COLS) return block_sum(x, block, WHOLE_BLOCK);
+    return block_sum(x, block, unit & 1 ? SECOND_HALF : FIRST_HALF);
 }

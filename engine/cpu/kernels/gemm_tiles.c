@@ -23,19 +23,18 @@ static void unpack_tables(const Matrix *m, const uint8_t *tile, Panel *p, int pl
     TableReader reader = read_tables_from(m, tile, p->first_unit, p->unit_cols);
     for (int u = 0; u < p->num_units; u++, next_unit(&reader)) {
         float *to = unit_scales(p, u) + place * TILE_ROWS;
-        read_table(&reader, reader.scales, to);
-        if (reader.minimums) read_table(&reader, reader.minimums, to + PANEL_ROWS);
+        read_table(&reader, &reader.scales, to);
+        if (reader.has_minimum) read_table(&reader, &reader.minimums, to + PANEL_ROWS);
     }
 }
 
-/* Unpack the panel's columns of a tile to `place` of the panel. kind is a constant. */
-INLINE void unpack_values(const uint8_t *block, UnpackKind kind, const int8_t *numbers, Panel *p,
-                          int place) {
+/* Unpack the panel's columns of a tile to `place` of the panel. values is a constant. */
+INLINE void unpack_values(const uint8_t *block, Values values, Panel *p, int place) {
     const int block_units = BLOCK_COLS / p->unit_cols;
-    for (int u = 0; u < p->num_units; u += block_units, block += kind == INT8_SIGNED ? 512 : 256) {
+    for (int u = 0; u < p->num_units; u += block_units, block += 64 * values.bits) {
         uint8_t *first = unit_values(p, u);
         size_t half_bytes = block_units == 1 ? 16 * VALUE_BYTES * PANEL_ROWS : unit_bytes(p);
-        unpack_block(block, kind, numbers, first, first + half_bytes, place);
+        unpack_block(block, values, first, first + half_bytes, place);
     }
 }
 
@@ -44,14 +43,9 @@ static void unpack_tile(const Matrix *m, int tile, Panel *p, int place) {
     const int first_block = p->first_unit * p->unit_cols / BLOCK_COLS;
     const uint8_t *block = tile_values(m, tile_data) + first_block * block_value_bytes(m);
     unpack_tables(m, tile_data, p, place);
-    if (m->format == FORMAT_INT8)
-        unpack_values(block, INT8_SIGNED, NULL, p, place);
-    else if (numbers_of(m->format))
-        unpack_values(block, LOOKED_UP, numbers_of(m->format), p, place);
-    else if (m->has_minimum)
-        unpack_values(block, INT4_UNSIGNED, NULL, p, place);
-    else
-        unpack_values(block, INT4_CENTERED, NULL, p, place);
+#define UNPACK(format, has_minimum) unpack_values(block, values_of(format, has_minimum), p, place)
+    FOR_FORMAT(m, UNPACK)
+#undef UNPACK
     for (int r = 0; r < TILE_ROWS; r++) {
         int row = tile * TILE_ROWS + r;
         p->row_scale[place * TILE_ROWS + r] = m->row_scale && row < m->rows ? m->row_scale[row] : 1;

@@ -3,30 +3,22 @@
 
 #include "gemv.h"
 
-#if defined(__AVX512VNNI__)
-#include "dot_avx512.h"
-#elif defined(__AVXVNNI__)
-#include "dot_avxvnni.h"
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#include "dot_bytes.h"
 #elif defined(__AVX2__)
 #include "dot_avx2.h"
-#elif defined(__ARM_FEATURE_DOTPROD)
-#include "dot_neon.h"
 #else
 #include "dot_plain.h"
 #endif
+#include "tile_table.h"
+
 enum { PREFETCH_BYTES = 8192 };
-enum Half { FIRST_HALF, SECOND_HALF, WHOLE_BLOCK };
 
-/* Which code a matrix needs; a constant in every instance of `tile_pass`. */
+/* Which code a matrix needs; a constant in every instance of `tile_pass`. FP16 tables are also those of
+   fp32. */
 typedef struct {
-    int32_t format, has_minimum, half_groups;
+    int32_t format, has_minimum, half_groups, tables;
 } Kind;
-
-/* Where the scales and minimums of a tile's blocks are. */
-typedef struct {
-    const uint8_t *scale, *minimum;
-    int32_t entry_bytes, group_bytes, blocks_per_group, last_group;
-} Tables;
 
 /* Weights that will be read soon: `at`, and after `end` what is `jump` bytes further. */
 typedef struct {
@@ -35,58 +27,72 @@ typedef struct {
     int32_t block_lines;
 } Prefetch;
 
-static const float ones[TILE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
-static Tables tables_of(const Matrix *m, const uint8_t *tile) {
-    if (!m->group_cols) return (Tables){(const uint8_t *)ones, NULL, 4, 0, 1, 0};
-    return (Tables){
-        .scale = tile,
-        .minimum = tile + table_bytes(m),
-        .entry_bytes = entry_bytes(m),
-        .group_bytes = TILE_ROWS * entry_bytes(m),
-        .blocks_per_group = max_int(m->group_cols / BLOCK_COLS, 1),
-        .last_group = num_groups(m) - 1,
-    };
-}
-
-INLINE Floats16 load_table(Kind kind, const uint8_t *at, int nbytes) {
-    if (kind.format == FORMAT_MXFP4) return load_powers(at);
-    if (kind.format == FORMAT_NVFP4) {
-        uint16_t halves[TILE_ROWS];
-        for (int r = 0; r < TILE_ROWS; r++) halves[r] = e4m3_as_fp16(at[r]);
-        return load_halves(halves);
-    }
-    return nbytes == 4 ? load_floats((const float *)at) : load_halves((const uint16_t *)at);
-}
-
 INLINE void prefetch_block(Prefetch *ahead) {
     for (int i = 0; i < ahead->block_lines; i++, ahead->at += 64)
         prefetch(ahead->at + (ahead->at < ahead->end ? 0 : ahead->jump));
 }
 
-/* The sum of q of a block or of half of it. */
-INLINE int32_t block_sum(const QuantizedRows *x, size_t block, int half) {
-    if (half == WHOLE_BLOCK) return x->sum[block];
-    return half == FIRST_HALF ? x->half_sum[block] : x->sum[block] - x->half_sum[block];
+/* A walk through the tables of a tile, from block to block. */
+typedef struct {
+    Table scales, minimums;
+    Floats16 scale_factors, minimum_factors;
+    int32_t group, last_group, blocks_per_group, blocks_left;
+} Tables;
+
+INLINE Tables tables_of(Kind kind, const Matrix *m, const uint8_t *tile) {
+    Tables tables = {
+        .scales = table_of(m, tile, 0),
+        .minimums = table_of(m, tile, 1),
+        .last_group = m->group_cols ? num_groups(m) - 1 : 0,
+        .blocks_per_group = max_int((has_factors(kind.tables) ? m->factor_cols : m->group_cols) / BLOCK_COLS, 1),
+    };
+    if (!m->group_cols) tables.blocks_per_group = INT32_MAX;
+    tables.blocks_left = tables.blocks_per_group;
+    return tables;
+}
+
+/* Go to a block; with factors `blocks_per_group` is the number of a factor's blocks. */
+INLINE void next_block(Kind kind, int block, Tables *t) {
+    if (has_factors(kind.tables)) {
+        t->group = kind.half_groups ? 2 * block : block;
+        if (t->blocks_left == t->blocks_per_group) {
+            const int index = block / t->blocks_per_group;
+            t->scale_factors = factors_at(&t->scales, index);
+            if (kind.has_minimum) t->minimum_factors = factors_at(&t->minimums, index);
+        }
+        if (!--t->blocks_left) t->blocks_left = t->blocks_per_group;
+        return;
+    }
+    if (kind.half_groups) {
+        t->group = 2 * block;
+    } else if (!t->blocks_left--) {
+        t->blocks_left = t->blocks_per_group - 1;
+        t->group++;
+    }
+}
+
+INLINE Floats16 load_table(Kind kind, const Table *table, int group, Floats16 factors, int is_signed) {
+    if (has_factors(kind.tables))
+        return products_at(table->entries, kind.tables, is_signed, group, factors);
+    const uint8_t *at = table->entries + (size_t)group * TILE_ROWS * table->entry_bytes;
+    if (kind.tables == TABLES_E8M0) return powers_at(at);
+    if (kind.tables == TABLES_E4M3) return times(small_e4m3_at(at), table->unit * 256);
+    return table->entry_bytes == 4 ? floats_at(at) : halves_at(at);
 }
 
 /* Add a block, or half of one, to the sums of n vectors. */
-INLINE void add_block(Kind kind, const uint8_t *values, const Tables *tables, ptrdiff_t group_at,
-                      const QuantizedRows *x, size_t block, int n, int half, Floats16 *sums) {
-    Floats16 scale = load_table(kind, tables->scale + group_at, tables->entry_bytes), minimum = scale;
-    if (kind.has_minimum) minimum = load_table(kind, tables->minimum + group_at, tables->entry_bytes);
+INLINE void add_block(Kind kind, const uint8_t *values, const Tables *t, int group, const QuantizedRows *x,
+                      size_t block, int n, int half, Floats16 *sums) {
+    const Floats16 scale = load_table(kind, &t->scales, group, t->scale_factors, 1);
+    Floats16 minimum = scale;
+    if (kind.has_minimum) minimum = load_table(kind, &t->minimums, group, t->minimum_factors, 0);
     Ints16 ints[VECTORS_PER_PASS];
-    if (kind.format == FORMAT_INT8)
-        dot_int8(values, x, block, n, half, ints);
-    else
-        dot_4_bits(values, centered_numbers_of(kind.format), x, block, n, half, ints);
+    dot(values_of(kind.format, kind.has_minimum), values, x, block, n, half, ints);
 #pragma GCC unroll 8
     for (int v = 0; v < n; v++, block += x->blocks) {
-        if (kind.format != FORMAT_INT8 && !kind.has_minimum)
-            ints[v] = subtract(ints[v], center_of(kind.format) * block_sum(x, block, half));
-        sums[v] = add_scaled(ints[v], x->scale[block], scale, sums[v]);
+        sums[v] = add_scaled_rows(ints[v], x->scale[block], scale, sums[v]);
         if (kind.has_minimum)
-            sums[v] = add_multiple((float)block_sum(x, block, half) * x->scale[block], minimum, sums[v]);
+            sums[v] = add_multiple_rows((float)block_sum(x, block, half) * x->scale[block], minimum, sums[v]);
     }
 }
 
@@ -106,35 +112,29 @@ typedef struct {
 INLINE void tile_pass(Kind kind, const Pass *pass, int n) {
     const Matrix *m = pass->m;
     const QuantizedRows *x = pass->x;
-    const Tables tables = tables_of(m, pass->tile);
     const uint8_t *values = tile_values(m, pass->tile);
-    const ptrdiff_t last = (ptrdiff_t)tables.last_group * tables.group_bytes;
-    const float zeros[TILE_ROWS] = {0};
+    const int blocks = num_blocks(m->cols), block_bytes = 64 * value_bits(kind.format);
+    Tables tables = tables_of(kind, m, pass->tile);
     Floats16 sums[VECTORS_PER_PASS];
 #pragma GCC unroll 8
-    for (int v = 0; v < n; v++) sums[v] = load_floats(zeros);
+    for (int v = 0; v < n; v++) EACH_PART sums[v].part[i] = (Floats){0};
     Prefetch ahead = {0};
     if (pass->ahead) ahead = *pass->ahead;
     size_t block = (size_t)pass->first_vector * x->blocks;
-    ptrdiff_t group_at = 0;
-    int left = tables.blocks_per_group;
-    for (int b = num_blocks(m->cols); b > 0; b--, block++) {
+    for (int b = 0; b < blocks; b++, block++, values += block_bytes) {
         prefetch_block(&ahead);
+        next_block(kind, b, &tables);
+        const int group = tables.group;
         if (kind.half_groups) {
-            ptrdiff_t second = group_at < last ? group_at + tables.group_bytes : group_at;
-            add_block(kind, values, &tables, group_at, x, block, n, FIRST_HALF, sums);
+            const int second = min_int(group + 1, tables.last_group);
+            add_block(kind, values, &tables, group, x, block, n, FIRST_HALF, sums);
             add_block(kind, values, &tables, second, x, block, n, SECOND_HALF, sums);
-            group_at += 2 * tables.group_bytes;
         } else {
-            add_block(kind, values, &tables, group_at, x, block, n, WHOLE_BLOCK, sums);
-            left--;
-            group_at += left ? 0 : tables.group_bytes;
-            left = left ? left : tables.blocks_per_group;
+            add_block(kind, values, &tables, group, x, block, n, WHOLE_BLOCK, sums);
         }
-        values += kind.format == FORMAT_INT8 ? 512 : 256;
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < n; v++) store_floats(pass->y + (size_t)v * pass->y_stride, sums[v]);
+    for (int v = 0; v < n; v++) store_rows(pass->y + (size_t)v * pass->y_stride, sums[v]);
 }
 
 INLINE void tile_pass_of(Kind kind, const Pass *pass, int n) {
@@ -149,30 +149,56 @@ INLINE void tile_pass_of(Kind kind, const Pass *pass, int n) {
 }
 
 typedef void PassFunction(const Pass *pass, int n);
-#define PASS(name, format, has_minimum, half_groups) \
-    static void name(const Pass *pass, int n) { \
-        tile_pass_of((Kind){format, has_minimum, half_groups}, pass, n); \
+
+/* Calls X(format, has_minimum, half_groups, tables) for every kind of tile that is packed. */
+#define FOR_EACH_KIND(X)                                             \
+    X(INT2, 0, 0, FP16)     /* TQ1_0, TQ2_0, Q1_0 */                 \
+    X(INT2, 1, 0, BYTES)    /* IQ1_S */                              \
+    X(INT2, 1, 1, NIBBLES)  /* Q2_K */                               \
+    X(INT3, 0, 1, BYTES)    /* Q3_K */                               \
+    X(INT4, 0, 0, FP16)     /* Q4_0 and int4 of other files */       \
+    X(INT4, 0, 1, FP16)                                              \
+    X(INT4, 1, 0, FP16)                                              \
+    X(INT4, 1, 1, FP16)                                              \
+    X(INT4, 1, 0, BYTES)    /* Q4_K */                               \
+    X(INT5, 0, 0, FP16)     /* Q5_0 */                               \
+    X(INT5, 1, 0, FP16)     /* Q5_1 */                               \
+    X(INT5, 1, 0, BYTES)    /* Q5_K */                               \
+    X(INT6, 0, 1, BYTES)    /* Q6_K */                               \
+    X(INT8, 0, 0, FP16)     /* Q8_0, Q8_K and int8 of other files */ \
+    X(INT8, 0, 1, FP16)                                              \
+    X(INT8, 1, 0, FP16)                                              \
+    X(INT8, 1, 1, FP16)                                              \
+    X(IQ1, 0, 1, NIBBLES)   /* IQ1_M */                              \
+    X(IQ2, 0, 0, BYTES)     /* IQ2_XXS */                            \
+    X(IQ2, 0, 1, BYTES)     /* IQ2_XS, IQ2_S */                      \
+    X(IQ3_XXS, 0, 0, BYTES)                                          \
+    X(IQ3_S, 0, 0, BYTES)                                            \
+    X(IQ4, 0, 0, FP16)      /* IQ4_NL */                             \
+    X(IQ4, 0, 0, BYTES)     /* IQ4_XS */                             \
+    X(E2M1, 0, 0, E4M3)                                              \
+    X(E2M1, 0, 1, E4M3)     /* NVFP4 */                              \
+    X(E2M1, 0, 0, E8M0)     /* MXFP4 */                              \
+    X(E2M1, 0, 1, E8M0)
+
+#define PASS(format, has_minimum, half_groups, tables)                                            \
+    static void pass_##format##_##has_minimum##_##half_groups##_##tables(const Pass *pass, int n) { \
+        const Kind kind = {FORMAT_##format, has_minimum, half_groups, TABLES_##tables};           \
+        tile_pass_of(kind, pass, n);                                                              \
     }
-PASS(int4_centered, FORMAT_INT4, 0, 0)
-PASS(int4_centered_halves, FORMAT_INT4, 0, 1)
-PASS(int4_minimum, FORMAT_INT4, 1, 0)
-PASS(int4_minimum_halves, FORMAT_INT4, 1, 1)
-PASS(int8_plain, FORMAT_INT8, 0, 0)
-PASS(int8_halves, FORMAT_INT8, 0, 1)
-PASS(int8_minimum, FORMAT_INT8, 1, 0)
-PASS(int8_minimum_halves, FORMAT_INT8, 1, 1)
-PASS(mxfp4, FORMAT_MXFP4, 0, 0)
-PASS(mxfp4_halves, FORMAT_MXFP4, 0, 1)
-PASS(nvfp4, FORMAT_NVFP4, 0, 0)
-PASS(nvfp4_halves, FORMAT_NVFP4, 0, 1)
+FOR_EACH_KIND(PASS)
 #undef PASS
-/* [INT4, INT8, MXFP4, NVFP4][with minimums][groups of 16] */
-static PassFunction *const pass_functions[4][2][2] = {
-    {{int4_centered, int4_centered_halves}, {int4_minimum, int4_minimum_halves}},
-    {{int8_plain, int8_halves}, {int8_minimum, int8_minimum_halves}},
-    {{mxfp4, mxfp4_halves}, {NULL, NULL}},
-    {{nvfp4, nvfp4_halves}, {NULL, NULL}},
-};
+
+#define ENTRY(format, has_minimum, half_groups, tables)                \
+    [FORMAT_##format][has_minimum][half_groups][TABLES_##tables] =     \
+        pass_##format##_##has_minimum##_##half_groups##_##tables,
+static PassFunction *const pass_functions[NUM_FORMATS][2][2][NUM_TABLES] = {FOR_EACH_KIND(ENTRY)};
+#undef ENTRY
+
+static PassFunction *pass_function_of(const Matrix *m) {
+    const int tables = m->tables == TABLES_FP32 ? TABLES_FP16 : m->tables;
+    return pass_functions[m->format][m->has_minimum != 0][m->group_cols == BLOCK_COLS / 2][tables];
+}
 
 static void apply_row_scale(const Matrix *m, int tile, int num_vectors, float *y, int y_stride) {
     int rows = min_int(TILE_ROWS, m->rows - tile * TILE_ROWS);
@@ -183,8 +209,7 @@ static void apply_row_scale(const Matrix *m, int tile, int num_vectors, float *y
 
 void gemv_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x, float *y,
                 int y_stride, const uint8_t *next) {
-    PassFunction *pass_function =
-        pass_functions[m->format - FORMAT_INT4][m->has_minimum != 0][m->group_cols == BLOCK_COLS / 2];
+    PassFunction *pass_function = pass_function_of(m);
     const uint8_t *tile = m->data + first_tile * m->stride, *end = tile + num_tiles * m->stride;
     int blocks = num_blocks(m->cols);
     Prefetch ahead = {

@@ -1,48 +1,29 @@
 #include "matrix_row.h"
 
-#include "numbers.h"
+#include "tile_table.h"
+#include "tile_values.h"
 
-/* Entry `index` of a tile's scales or minimums. */
-INLINE float table_entry(const Matrix *m, const uint8_t *table, size_t index) {
-    if (entry_bytes(m) == 1) return byte_scale(m->format, table[index]);
-    if (m->wide_tables) return ((const float *)table)[index];
-    return fp16_to_float(((const uint16_t *)table)[index]);
-}
-
-/* Dequantize the columns of one block of row r of a tile: out [num_cols] = the integers. */
-static void block_integers(const Matrix *m, const uint8_t *values, int r, int num_cols, float *out) {
-    for (int col = 0; col < num_cols; col++) {
-        int at = (col % 16 / 4 * 16 + r) * 4 + col % 4;
-        if (m->format == FORMAT_INT8)
-            out[col] = (float)(int8_t)values[at + col / 16 * 256];
-        else if (numbers_of(m->format))
-            out[col] = (float)numbers_of(m->format)[values[at] >> (col < 16 ? 0 : 4) & 15];
-        else
-            out[col] = (float)((values[at] >> (col < 16 ? 0 : 4) & 15) -
-                               (m->has_minimum ? 0 : INT4_CENTER));
-    }
-}
+/* Element r of rows. */
+INLINE float element(Floats16 rows, int r) { return rows.part[r / LANES][r % LANES]; }
 
 /* scale * q + minimum for the columns first .. first + n, which share a group. */
 static void scale_group(const Matrix *m, const uint8_t *tile, int r, int first, int n, float *out) {
-    float scale = 1.0f, minimum = 0.0f;
-    if (m->group_cols) {
-        size_t entry = (size_t)(first / m->group_cols) * TILE_ROWS + (size_t)r;
-        scale = table_entry(m, tile, entry);
-        if (m->has_minimum) minimum = table_entry(m, tile + table_bytes(m), entry);
-    }
+    const int group = m->group_cols ? first / m->group_cols : 0;
+    const Table scales = table_of(m, tile, 0), minimums = table_of(m, tile, 1);
+    const float scale = element(entries_of(&scales, group), r);
+    const float minimum = m->has_minimum ? element(entries_of(&minimums, group), r) : 0;
     for (int i = 0; i < n; i++) out[first + i] = scale * out[first + i] + minimum;
 }
 
 static void tiled_row(const Matrix *m, int row, float *out) {
     const uint8_t *tile = m->data + (int64_t)(row / TILE_ROWS) * m->stride;
     const uint8_t *values = tile_values(m, tile);
+    const Values kind = values_of(m->format, m->has_minimum);
     int r = row % TILE_ROWS;
     int group_cols = m->group_cols ? m->group_cols : m->cols;
-    for (int block = 0; block < num_blocks(m->cols); block++) {
-        int first = block * BLOCK_COLS;
-        block_integers(m, values + (size_t)block * block_value_bytes(m), r,
-                       min_int(BLOCK_COLS, m->cols - first), out + first);
+    for (int col = 0; col < m->cols; col++) {
+        const uint8_t *block = values + (size_t)(col / BLOCK_COLS) * 64 * kind.bits;
+        out[col] = (float)value_at(kind, block, r, col % BLOCK_COLS);
     }
     for (int first = 0; first < m->cols; first += group_cols)
         scale_group(m, tile, r, first, min_int(group_cols, m->cols - first), out);

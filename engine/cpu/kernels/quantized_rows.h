@@ -30,3 +30,12 @@ EXPORT size_t quantized_rows_bytes(int num_rows, int cols);
 EXPORT QuantizedRows place_quantized_rows(uint8_t *memory, int num_rows, int cols);
 /* Quantize x fp32 [cols] into row `row`. */
 EXPORT void quantize_row(const float *x, int cols, const QuantizedRows *to, int row);
+
+/* The columns of a block that a sum is of. */
+enum Half { FIRST_HALF, SECOND_HALF, WHOLE_BLOCK };
+
+/* The sum of q of a block or of half of it. */
+static inline int32_t block_sum(const QuantizedRows *x, size_t block, int half) {
+    if (half == WHOLE_BLOCK) return x->sum[block];
+    return half == FIRST_HALF ? x->half_sum[block] : x->sum[block] - x->half_sum[block];
+}

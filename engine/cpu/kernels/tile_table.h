@@ -1,35 +1,86 @@
 /* The tables of scales and minimums of a tile. */
 #pragma once
-#include "common.h"
-#include "numbers.h"
 #include "matrix_layout.h"
+#include "tile_rows.h"
+
+/* Where a table of a tile is. */
+typedef struct {
+    const uint8_t *entries, *factors;
+    int32_t tables, is_signed, entry_bytes, group_cols, factor_cols;
+    float unit;
+} Table;
+
+/* The scales (index 0) or the minimums (1) of a tile. A matrix without groups has one of scale 1. */
+INLINE Table table_of(const Matrix *m, const uint8_t *tile, int index) {
+    static const float one[TILE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const uint8_t *at = tile + index * table_bytes(m);
+    if (!m->group_cols)
+        return (Table){.entries = (const uint8_t *)one, .tables = TABLES_FP32, .entry_bytes = 4};
+    return (Table){
+        .entries = at + factor_bytes(m),
+        .factors = at,
+        .tables = m->tables,
+        .is_signed = index == 0,
+        .entry_bytes = entry_bytes(m),
+        .group_cols = m->group_cols,
+        .factor_cols = m->factor_cols,
+        .unit = m->unit,
+    };
+}
+
+/* The factors of the columns from a multiple of `factor_cols` on, times the unit. */
+INLINE Floats16 factors_at(const Table *t, int index) {
+    return times(halves_at(t->factors + (size_t)index * TILE_ROWS * 2), t->unit);
+}
+
+/* The integers of bytes or nibbles of a group, times their factors. */
+INLINE Floats16 products_at(const uint8_t *entries, int tables, int is_signed, int group,
+                            Floats16 factors) {
+    const int row = tables == TABLES_NIBBLES ? group / 2 : group;
+    const uint8_t *at = entries + (size_t)row * TILE_ROWS;
+    Floats16 rows;
+    EACH_PART {
+        Ints integers = bytes_at(at + LANES * i, tables == TABLES_BYTES && is_signed);
+        if (tables == TABLES_NIBBLES) integers = group % 2 ? integers >> 4 : integers & 15;
+        rows.part[i] = ints_to_floats(integers) * factors.part[i];
+    }
+    return rows;
+}
+
+/* The entries of a group as floats; of e8m0 half of them, as e2m1 numbers are twice theirs. */
+INLINE Floats16 entries_of(const Table *t, int group) {
+    const uint8_t *at = t->entries + (size_t)group * TILE_ROWS * t->entry_bytes;
+    switch (t->tables) {
+        case TABLES_FP32: return floats_at(at);
+        case TABLES_FP16: return halves_at(at);
+        case TABLES_E8M0: return powers_at(at);
+        case TABLES_E4M3: return times(small_e4m3_at(at), t->unit * 256);
+        default: {
+            const Floats16 factors = factors_at(t, group * t->group_cols / t->factor_cols);
+            return products_at(t->entries, t->tables, t->is_signed, group, factors);
+        }
+    }
+}
 
 /* Walks through the groups of a tile from units to units of 16 or 32 columns. After the last group,
-   where a block has no columns, it stays with the last one. Without groups there is one of scale 1.
- */
+   where a block has no columns, it stays with the last one. */
 typedef struct {
-    const uint8_t *scales, *minimums; /* minimums NULL: none */
-    int32_t format, entry_bytes, group, last_group;
+    Table scales, minimums;
+    int32_t has_minimum, group, last_group;
     int32_t group_units,
         units_left; /* units of a group; those of this one that are still to come */
 } TableReader;
 
 INLINE TableReader read_tables_from(const Matrix *m, const uint8_t *tile, int unit, int unit_cols) {
-    if (!m->group_cols) {
-        static const float one[TILE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-        return (TableReader){(const uint8_t *)one, NULL, m->format, 4, 0, 0, INT32_MAX, INT32_MAX};
-    }
-    const int group_units = m->group_cols / unit_cols;
-    const uint8_t *minimums = m->has_minimum ? tile + table_bytes(m) : NULL;
+    const int group_units = m->group_cols ? m->group_cols / unit_cols : INT32_MAX;
     return (TableReader){
-        .scales = tile,
-        .minimums = minimums,
-        .format = m->format,
-        .entry_bytes = entry_bytes(m),
-        .group = unit / group_units,
-        .last_group = num_groups(m) - 1,
+        .scales = table_of(m, tile, 0),
+        .minimums = table_of(m, tile, 1),
+        .has_minimum = m->has_minimum,
+        .group = m->group_cols ? unit / group_units : 0,
+        .last_group = m->group_cols ? num_groups(m) - 1 : 0,
         .group_units = group_units,
-        .units_left = group_units - unit % group_units,
+        .units_left = m->group_cols ? group_units - unit % group_units : INT32_MAX,
     };
 }
 
@@ -40,18 +91,7 @@ INLINE void next_unit(TableReader *reader) {
     reader->group = min_int(reader->group + 1, reader->last_group);
 }
 
-/* Scales or minimums of the reader's group, fp32 [16]; of 4-bit floats those of `numbers_of`. */
-INLINE void read_table(const TableReader *reader, const uint8_t *table, float *to) {
-    const size_t first = (size_t)reader->group * TILE_ROWS;
-    if (reader->entry_bytes == 4) {
-        memcpy(to, table + first * 4, TILE_ROWS * 4);
-        return;
-    }
-    if (reader->entry_bytes == 1) {
-        for (int r = 0; r < TILE_ROWS; r++) to[r] = byte_scale(reader->format, table[first + r]);
-        return;
-    }
-    uint16_t halves[TILE_ROWS];
-    memcpy(halves, table + first * 2, sizeof halves);
-    for (int r = 0; r < TILE_ROWS; r++) to[r] = fp16_to_float(halves[r]);
+/* Scales or minimums of the reader's group, fp32 [16]. */
+INLINE void read_table(const TableReader *reader, const Table *table, float *to) {
+    store_rows(to, entries_of(table, reader->group));
 }

@@ -44,7 +44,7 @@ class Part:
 
     @property
     def is_quantized(self) -> bool:
-        return self.matrix.format >= Format.INT4
+        return self.matrix.format >= Format.INT2
 
 
 Kind = torch.dtype | Layout

@@ -30,10 +30,12 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import Mxfp4
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gguf.models import CASES, write_case
 from tests.support.native.ops import pool
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.reference import copy_reference
+from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
 # Of the two terms of a weight, each rounded in fp32; the terms are below a hundred times the
@@ -113,6 +115,48 @@ def test_gguf_blocks_and_their_shards(type_name: str, tp: int, tmp_path: Path) -
         for ours, theirs in zip(matrices(weights), matrices(expected), strict=True):
             wanted = values(theirs)
             assert (values(ours) - wanted).abs().max() <= UNIT * wanted.abs().max()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_file_that_mixes_many_types(tp: int, tmp_path: Path) -> None:
+    """As files of Unsloth's dynamic types do; every tensor keeps its own."""
+    mixed = {
+        "blk.1.ffn_down": "IQ1_M",
+        "blk.1.ffn_up": "Q4_K",
+        "blk.1.attn_v": "BF16",
+        "attn_q": "Q3_K",
+        "attn_k": "IQ2_XS",
+        "attn_v": "IQ4_XS",
+        "attn_output": "Q6_K",
+        "ffn_gate": "IQ3_S",
+        "ffn_up": "IQ3_XXS",
+        "ffn_down": "Q2_K",
+        "token_embd": "Q5_K",
+    }
+    model = tiny_llama(hidden_size=256, intermediate_size=768, num_hidden_layers=2)
+    kinds = {name: GGMLQuantizationType[kind] for name, kind in mixed.items()}
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantize=GGMLQuantizationType.Q8_0, mixed=kinds)
+    folder = gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "in", "float32")
+    config = Model.open(folder).config
+    for rank in range(tp):
+        shard = shard_of(config, tp, rank)
+        weights = loaded(folder, native(), shard=shard)
+        expected = loaded(folder, TorchWeights(), shard=shard)
+        for ours, theirs in zip(matrices(weights), matrices(expected), strict=True):
+            wanted = values(theirs)
+            assert (values(ours) - wanted).abs().max() <= UNIT * wanted.abs().max()
+        first, second = weights.layers
+        for weight, names in (
+            (weights.embed, ["int5"]),
+            (first.qkv, ["int3", "iq2", "iq4"]),
+            (second.qkv, ["int3", "iq2", "float32"]),
+            (first.gate_up, ["iq3_s", "iq3_xxs"]),
+            (second.gate_up, ["iq3_s", "int4"]),
+            (first.down, ["int2"]),
+            (second.down, ["iq1"]),
+        ):
+            assert isinstance(weight, NativeWeight)
+            assert [m.description.split()[0] for m in weight.matrices] == names
 
 
 @pytest.mark.parametrize("type_name", ["Q2_K", "Q3_K", "IQ4_XS"])

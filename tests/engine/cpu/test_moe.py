@@ -19,7 +19,7 @@ from swiftchat.engine.cpu.native import (
 )
 from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, float_matrix, run_inputs, run_ops
-from tests.support.native.tiles import Layout, random_tiles
+from tests.support.native.tiles import LAYOUTS, Layout, random_tiles
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ CASES = {
     "clamped, biases": Case(
         Format.INT4, Format.INT4, gate_limit=1.5, has_bias=True, shared_size=33
     ),
-    "mxfp4": Case(Format.MXFP4, Format.MXFP4, gate_limit=1.5, has_bias=True),
-    "nvfp4": Case(Format.NVFP4, Format.NVFP4, shared_size=33),
+    "e2m1": Case(Format.E2M1, Format.E2M1, gate_limit=1.5, has_bias=True),
+    "types of GGUF": Case(Format.IQ2, Format.INT6, shared_size=33),
     "exact": Case(Format.INT4, Format.INT8, shared_size=48, exact=True, has_bias=True),
     "many experts": Case(Format.INT8, Format.BF16, num_experts=65, experts_per_token=7),
     "a router with its own input, scaled experts": Case(router_input=True, scaled=True),
@@ -114,9 +114,10 @@ class Layer:
 
     def _matrix(self, format: Format, rows: int, cols: int) -> tuple[Tensor, Matrix]:
         """Return the fp64 values of a random matrix and its description."""
-        if format >= Format.INT4:
-            group_cols = 16 if format == Format.NVFP4 else 32
-            layout = Layout(format, group_cols, format in (Format.INT4, Format.INT8))
+        if format >= Format.INT2:
+            layout = Layout(format, 32, has_minimum=True)
+            if format not in (Format.INT4, Format.INT8):
+                layout = next(layout for layout in LAYOUTS if layout.format == format)
             tiles = random_tiles(layout, rows, cols, len(self._keep))
             self._keep.append(tiles)
             return tiles.dequantized, tiles.matrix

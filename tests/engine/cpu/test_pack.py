@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from swiftchat.engine.api.tile_layout import BLOCK_TYPES
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES, TileLayout, block_layout
 from swiftchat.engine.cpu.large_pages import LargePages
 from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack import Packer
@@ -28,9 +28,70 @@ from tests.support.gguf.blocks import random_blocks, set_scales
 from tests.support.native.guarded import before_guard_page
 from tests.support.native.libraries import load
 from tests.support.native.ops import each_variant
-from tests.support.native.tiles import DOUBLE_E2M1
 
 Doubles = npt.NDArray[np.float64]
+
+
+# What the bits of a value stand for, in formats in which they are no integers.
+NUMBERS = {
+    "iq1": [-9, -7, -1, 1, 7, 9, 0, 0],
+    "iq2": [8, 25, 43, 0, -8, -25, -43, 0],
+    "iq3_xxs": [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62],
+    "iq3_s": [1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15],
+    "iq4": ggml_dequantize.IQ4_VALUES.tolist(),
+    "e2m1": ggml_dequantize.DOUBLE_E2M1.tolist(),
+}
+
+
+def unpack_table(layout: TileLayout, table: npt.NDArray[np.uint8], is_minimum: bool) -> Doubles:
+    """Return the entries of all tiles, [rows, groups], with those of missing rows."""
+    table, groups = np.ascontiguousarray(table), layout.num_groups
+    if layout.tables == "e8m0":  # twice e2m1 numbers have half the scale
+        numbers = np.ldexp(1.0, table[:, : 16 * groups].astype(np.int32) - 128)
+    elif layout.tables == "e4m3":
+        bits = np.minimum(table[:, : 16 * groups] & 127, 126)
+        numbers = FLOAT8["F8_E4M3"][bits].astype(np.float64) * layout.unit
+        numbers[table[:, : 16 * groups] & 127 == 127] = 480 * layout.unit  # GGUF has no NaN
+        numbers *= np.where(table[:, : 16 * groups] & 128, -1, 1)
+    elif not layout.factor_cols:
+        dtype = np.float32 if layout.tables == "fp32" else np.float16
+        numbers = table.view(dtype)[:, : 16 * groups].astype(np.float64)
+    else:
+        end = 32 * layout.num_factors
+        factors = np.ascontiguousarray(table[:, :end]).view(np.float16).astype(np.float64)
+        factors = factors.reshape(len(table), -1, 16)
+        entries = table[:, end:]
+        if layout.tables == "nibbles":
+            rows = entries[:, : -(-groups // 2) * 16].reshape(len(table), -1, 1, 16)
+            entries = np.concatenate([rows & 15, rows >> 4], 2).reshape(len(table), -1)
+        integers = entries[:, : 16 * groups].reshape(len(table), groups, 16)
+        if layout.tables == "bytes" and not is_minimum:
+            integers = integers.view(np.int8)
+        repeated = np.repeat(factors, layout.factor_cols // layout.group_cols, 1)
+        numbers = integers * repeated[:, :groups] * layout.unit
+    transposed = numbers.reshape(len(table), groups, 16).transpose(0, 2, 1)
+    return np.ascontiguousarray(transposed, np.float64).reshape(-1, groups)
+
+
+def unpack_values(layout: TileLayout, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return the bits of all values, [rows, columns], with those of missing rows and columns."""
+    bits, count = layout.value_bits, len(values)
+    blocks = values.reshape(count, -1, bits, 16, 4).astype(np.int64)
+    if bits == 8:
+        columns = blocks.astype(np.uint8).view(np.int8).astype(np.int64)
+    else:
+        columns = np.zeros((count, blocks.shape[1], 8, 16, 4), np.int64)
+        first = 0
+        for width in (4, 2, 1):
+            if not bits & width:
+                continue
+            for j in range(8):
+                place, shift = {4: (j % 4, j // 4), 2: (j // 4, j % 4), 1: (0, j)}[width]
+                plane = blocks[:, :, first + place] >> width * shift & (1 << width) - 1
+                columns[:, :, j] |= plane << (bits & ~(2 * width - 1))
+            first += width
+    # [tiles, blocks, j, r, c] -> [tiles, r, blocks, j, c]
+    return columns.transpose(0, 3, 1, 2, 4).reshape(count * 16, -1)
 
 
 def unpack(matrix: TiledMatrix) -> Doubles:
@@ -41,32 +102,17 @@ def unpack(matrix: TiledMatrix) -> Doubles:
     table_bytes = layout.table_bytes
     tables = []
     for i in range(1 + layout.has_minimum if layout.group_cols else 0):
-        part = np.ascontiguousarray(tiles[:, i * table_bytes : (i + 1) * table_bytes])
-        groups = -(-layout.cols // layout.group_cols)
-        if layout.values == "mxfp4":
-            numbers = np.ldexp(1.0, part.astype(np.int32) - 127)
-        elif layout.values == "nvfp4":  # the scales of the rows are 2^7 times as large
-            numbers = FLOAT8["F8_E4M3"][part] * 2.0**-7
-        else:
-            numbers = part.view(np.float32 if layout.wide_tables else np.float16)
-        table = numbers[:, : 16 * groups].reshape(-1, groups, 16).transpose(0, 2, 1)
-        missing = 2.0**-127 if layout.values == "mxfp4" else 0
-        assert (table.reshape(-1, groups)[rows:] == missing).all()
-        tables.append(table.reshape(-1, groups)[:rows].astype(np.float64))
-    values = tiles[:, (1 + layout.has_minimum) * table_bytes :]
-    if layout.values != "int8":
-        quarters = values.reshape(len(tiles), -1, 1, 4, 16, 4)
-        split = np.concatenate([quarters & 15, quarters >> 4], 2).astype(np.float64)
-    else:
-        split = values.view(np.int8).reshape(len(tiles), -1, 2, 4, 16, 4).astype(np.float64)
-    # [tiles, blocks, halves, j, r, c] -> [tiles, r, blocks, halves, j, c]
-    wide = split.transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * 16, -1)
-    assert not wide[rows:].any() and not wide[:, layout.cols :].any()
-    weights: Doubles = wide[:rows, : layout.cols]
-    if layout.values == "int4" and not layout.has_minimum:
-        weights = weights - 8
-    if layout.values in ("mxfp4", "nvfp4"):
-        weights = DOUBLE_E2M1.numpy()[weights.astype(int)] / 2
+        part = tiles[:, i * table_bytes : (i + 1) * table_bytes]
+        table = unpack_table(layout, part, i == 1)
+        assert (table[rows:] == (2.0**-128 if layout.tables == "e8m0" else 0)).all()
+        tables.append(table[:rows])
+    bits = unpack_values(layout, tiles[:, (1 + layout.has_minimum) * table_bytes :])
+    assert not bits[rows:].any() and not bits[:, layout.cols :].any()
+    weights = bits[:rows, : layout.cols].astype(np.float64)
+    if layout.values in NUMBERS:
+        weights = np.array(NUMBERS[layout.values], np.float64)[weights.astype(int)]
+    elif layout.values != "int8" and not layout.has_minimum:
+        weights -= 1 if layout.values == "int2" else 1 << layout.value_bits - 1
     expanded = [np.repeat(table, layout.group_cols, 1)[:, : layout.cols] for table in tables]
     if expanded:
         weights = weights * expanded[0]
@@ -109,19 +155,25 @@ def test_tiles_of_blocks_equal_dequantized_blocks(variant: str, type_name: str) 
     """Exactly apart from one rounding of scale * value + minimum in fp32, in the reference."""
     blocks = random_blocks(type_name, 37, 512)
     expected = dequantized(blocks, type_name)
-    (exact,) = packer(variant).pack_blocks([whole(blocks, type_name)], exact=True)
-    assert_close(unpack(exact), expected, term_sizes(expected), 2.0**-23)
-    (rounded,) = packer(variant).pack_blocks([whole(blocks, type_name)], exact=False)
-    assert_close(unpack(rounded), expected, term_sizes(expected), 2.0**-10)
-    if type_name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"):
-        assert not exact.layout.wide_tables and torch.equal(exact.tiles, rounded.tiles)
+    (matrix,) = packer(variant).pack_blocks([whole(blocks, type_name)])
+    assert_close(unpack(matrix), expected, term_sizes(expected), 2.0**-23)
+
+
+@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+def test_tiles_have_about_the_bits_of_the_file(type_name: str) -> None:
+    kind = ggml_dequantize.BLOCK_TYPES[type_name]
+    file_bits = 8 * kind.block_bytes / kind.block_elements
+    bits = 8 * block_layout(type_name, 4096).nbytes(1600) / (4096 * 1600)
+    assert bits < 2 * file_bits and bits < file_bits + 1.6
+    if type_name[0] in "QT" and type_name not in ("Q1_0", "TQ1_0"):
+        assert bits < file_bits + 0.2
 
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q6_K"])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 333])
 def test_any_number_of_rows(type_name: str, rows: int) -> None:
     blocks = random_blocks(type_name, rows, 256)
-    (matrix,) = packer("plain").pack_blocks([whole(blocks, type_name)], exact=True)
+    (matrix,) = packer("plain").pack_blocks([whole(blocks, type_name)])
     expected = dequantized(blocks, type_name)
     assert_close(unpack(matrix), expected, term_sizes(expected), 2.0**-23)
 
@@ -136,7 +188,7 @@ def test_slices_of_rows_and_columns(type_name: str) -> None:
     assert of_rows is not None and of_columns is not None
     assert of_columns.columns == 64 + 288 + 32
     for part, axis, spans in ((of_rows, 0, rows), (of_columns, 1, columns)):
-        (matrix,) = packer("plain").pack_blocks([part], exact=True)
+        (matrix,) = packer("plain").pack_blocks([part])
         sliced = np.concatenate(
             [expected[a:b] if axis == 0 else expected[:, a:b] for a, b in spans], axis
         )
@@ -149,7 +201,7 @@ def test_neighbors_of_one_layout_become_one_matrix_whose_tiles_have_one_part() -
     counts = (("Q4_1", 32), ("Q4_1", 16), ("Q4_1", 5), ("Q4_1", 16), ("Q4_K", 16), ("Q6_K", 7))
     parts = [random_blocks(name, rows, 256, seed=i) for i, (name, rows) in enumerate(counts)]
     matrices = packer("plain").pack_blocks(
-        [whole(part, name) for part, (name, _) in zip(parts, counts, strict=True)], exact=True
+        [whole(part, name) for part, (name, _) in zip(parts, counts, strict=True)]
     )
     assert [matrix.rows for matrix in matrices] == [53, 16, 16, 7]
     found = np.concatenate([unpack(matrix) for matrix in matrices])
@@ -159,27 +211,13 @@ def test_neighbors_of_one_layout_become_one_matrix_whose_tiles_have_one_part() -
     assert_close(found, expected, term_sizes(expected), 2.0**-23)
 
 
-@pytest.mark.parametrize("type_name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
-@pytest.mark.parametrize("largest", [1e-3, 0.4, 60.0])
-def test_tables_are_fp16_unless_a_scale_is_too_large(type_name: str, largest: float) -> None:
-    """Scales are multiplied by a power of two, whose reciprocal is the scale of the rows."""
-    blocks = random_blocks(type_name, 16, 256)
-    set_scales(blocks, type_name, [6e-8] + [largest] * 15)
-    (matrix,) = packer("plain").pack_blocks([whole(blocks, type_name)], exact=False)
-    assert matrix.layout.wide_tables == (largest == 60)
-    assert (matrix.row_scale is None) == matrix.layout.wide_tables
-    expected = dequantized(blocks, type_name)
-    assert_close(unpack(matrix), expected, term_sizes(expected), 2.0**-10)
-
-
-@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES - {"NVFP4"}))  # finite as it is
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_scales_that_are_not_finite_are_an_error(type_name: str, value: float) -> None:
     blocks = random_blocks(type_name, 40, 256)
     set_scales(blocks, type_name, [value])
-    for exact in (False, True):
-        with pytest.raises(BadModelFile, match=r"some\.weight.*finite"):
-            packer("plain").pack_blocks([whole(blocks, type_name)], exact=exact)
+    with pytest.raises(BadModelFile, match=r"some\.weight.*finite"):
+        packer("plain").pack_blocks([whole(blocks, type_name)])
 
 
 @each_variant
@@ -191,7 +229,7 @@ def test_any_bytes_are_packed_or_rejected(variant: str, type_name: str) -> None:
         shape = int(rng.integers(1, 40)), 512 // kind.block_elements * kind.block_bytes
         blocks = rng.integers(0, 256, shape, dtype=np.uint8)
         with contextlib.suppress(BadModelFile):
-            packer(variant).pack_blocks([whole(blocks, type_name)], exact=False)
+            packer(variant).pack_blocks([whole(blocks, type_name)])
 
 
 def random_int4(rows: int, columns: int, group_size: int, zero_points: str) -> Int4:
@@ -250,7 +288,7 @@ def test_int4_of_all_group_sizes(
     packed = assert_packed(random_int4(21, columns, group_size, zero_points), variant)
     assert packed.layout.group_cols == group_cols
     assert packed.layout.has_minimum == (zero_points != "centered")
-    assert not packed.layout.wide_tables
+    assert packed.layout.tables == "fp16"
 
 
 @each_variant
@@ -291,19 +329,18 @@ def test_sliced_arrays() -> None:
 def test_scales_that_fp16_cannot_hold_stay_fp32() -> None:
     matrix = random_int4(16, 64, 32, "integers")
     matrix.scale[0, 0] = 1e-20
-    assert assert_packed(matrix).layout.wide_tables
+    assert assert_packed(matrix).layout.tables == "fp32"
 
 
 @each_variant
-@each_case("type_name", ["Q4_0", "Q4_K", "Q6_K", "Q2_K"])
+@each_case("type_name", sorted(BLOCK_TYPES))
 def test_reordered_rows(variant: str, type_name: str) -> None:
     blocks = random_blocks(type_name, 75, 256)
     pack = packer(variant)
     order = torch.from_numpy(np.random.default_rng(4).permutation(75))
-    for exact in (False, True):
-        (matrix,) = pack.pack_blocks([whole(blocks, type_name)], exact=exact)
-        for some in (order, order[:20]):
-            assert np.array_equal(unpack(pack.reordered(matrix, some)), unpack(matrix)[some])
+    (matrix,) = pack.pack_blocks([whole(blocks, type_name)])
+    for some in (order, order[:20]):
+        assert np.array_equal(unpack(pack.reordered(matrix, some)), unpack(matrix)[some])
     for wrong in (order + 1, order - 1):
         with pytest.raises(ValueError, match="other numbers"):
             pack.reordered(matrix, wrong)
@@ -323,7 +360,7 @@ def test_reordered_scales_of_rows() -> None:
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_large_matrices_are_packed_by_several_threads(num_threads: int) -> None:
     blocks = random_blocks("Q8_0", 1500, 4096)
-    (matrix,) = packer("plain", num_threads).pack_blocks([whole(blocks, "Q8_0")], exact=True)
+    (matrix,) = packer("plain", num_threads).pack_blocks([whole(blocks, "Q8_0")])
     assert_close(unpack(matrix), dequantized(blocks, "Q8_0"), 0.0, 0.0)
 
 
@@ -336,7 +373,7 @@ def test_only_memory_of_the_blocks_and_tiles_is_used(
     blocks = random_blocks(type_name, 21, 512)
     guarded = before_guard_page(torch.from_numpy(blocks)).numpy()
     pack = packer(variant)
-    (matrix,) = pack.pack_blocks([whole(guarded, type_name)], exact=False)
+    (matrix,) = pack.pack_blocks([whole(guarded, type_name)])
     moved = pack.reordered(matrix, torch.arange(21).flip(0))
     assert np.array_equal(unpack(moved), unpack(matrix)[::-1])
 

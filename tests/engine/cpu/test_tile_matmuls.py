@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swiftchat.engine.cpu.native import TILE_ROWS, Format
+from swiftchat.engine.cpu.native import TILE_ROWS, Format, Tables
 from tests.support.cases import each_case
 from tests.support.native.activations import Activations, in_order, random_activations
 from tests.support.native.matmuls import MAX_GEMV_VECTORS, gemm_tiles, gemv_tiles
 from tests.support.native.ops import each_variant
-from tests.support.native.tiles import LAYOUTS, Layout, Tiles, random_tiles
+from tests.support.native.tiles import LAYOUTS, VALUE_BITS, Layout, Tiles, random_tiles
 
 Kernel = Callable[[str, Tiles, Activations], Tensor]
 each_kernel = pytest.mark.parametrize(
@@ -116,6 +116,17 @@ def test_gemm_of_some_tiles_and_of_some_vectors_gives_the_same_bits(variant: str
         (Layout(Format.INT4, 32, has_minimum=True), 0xFF, 15),
         (Layout(Format.INT8, 0), 0x80, -128),
         (Layout(Format.INT8, 32), 0x80, -128),
+        (Layout(Format.INT2, 256), 0xFF, 2),
+        (Layout(Format.INT3, 16, tables=Tables.BYTES, factor_cols=32), 0xFF, 3),
+        (Layout(Format.INT5, 32), 0x00, -16),
+        (Layout(Format.INT5, 32, has_minimum=True), 0xFF, 31),
+        (Layout(Format.INT6, 16, tables=Tables.BYTES, factor_cols=32), 0xFF, 31),
+        (Layout(Format.INT6, 16, tables=Tables.BYTES, factor_cols=32), 0x00, -32),
+        (Layout(Format.IQ3_XXS, 32, tables=Tables.BYTES, factor_cols=32), 0xFF, -62),
+        (Layout(Format.IQ3_XXS, 32, tables=Tables.BYTES, factor_cols=32), 0x77, 62),
+        (Layout(Format.IQ3_S, 32, tables=Tables.BYTES, factor_cols=32), 0x77, 15),
+        (Layout(Format.IQ4, 32), 0x00, -127),
+        (Layout(Format.IQ4, 32), 0xFF, 113),
     ],
 )
 def test_extreme_integers_do_not_overflow(
@@ -123,10 +134,12 @@ def test_extreme_integers_do_not_overflow(
 ) -> None:
     """Also of planes of -128 and 127, which are larger than quantization makes them."""
     tiles = random_tiles(layout, 16, 64)
-    tables = tiles.matrix.stride - 16 * (32 if layout.format == Format.INT4 else 64)
+    tables = tiles.matrix.stride - 2 * 64 * VALUE_BITS.get(layout.format, 4)
     packed = tiles.tensors[0].fill_(byte)
-    # fp16 scales 1, minimums 0.
+    # Scales 1, minimums 0.
     packed[:, :tables].view(torch.float16).fill_(1.0)
+    if layout.factor_cols:  # two fp16 factors of each row
+        packed[:, 2 * 32 : tables] = 1
     if layout.has_minimum:
         packed[:, tables // 2 : tables] = 0
     tiles.matrix.row_scale = None
@@ -134,7 +147,7 @@ def test_extreme_integers_do_not_overflow(
         x = random_activations(3, 64)
         x.integers.fill_(value)
         x.scales.fill_(1.0)
-        assert (kernel(variant, tiles, x) == float(64 * value * weight)).all()
+        assert (kernel(variant, tiles, x) == torch.tensor(64.0 * value * weight)).all()
 
 
 @each_variant

@@ -22,12 +22,12 @@ from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.formats.ggml_dequantize import DOUBLE_E2M1
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Mxfp4, Nvfp4, QuantizedMatrix
 from tests.support import tiny
 from tests.support.native.ops import pool
-from tests.support.native.tiles import DOUBLE_E2M1
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
 
@@ -54,7 +54,9 @@ def random_quantized(
         exponent[rng.random(exponent.shape) < 0.02] += 7
         powers = np.ldexp(1.0, exponent.astype(int) - 128).repeat(32, 1)
         codes = (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)
-        return Mxfp4(codes, exponent), DOUBLE_E2M1.double()[q] * torch.from_numpy(powers)
+        return Mxfp4(codes, exponent), torch.from_numpy(DOUBLE_E2M1).double()[q] * torch.from_numpy(
+            powers
+        )
     if scheme == "nvfp4":
         q = rng.integers(0, 16, (rows, columns))
         bits = rng.integers(0, 256, (rows, columns // 16)).astype(np.uint8)
@@ -63,7 +65,7 @@ def random_quantized(
         wide = torch.from_numpy(bits).view(torch.float8_e4m3fn).double().repeat_interleave(16, 1)
         wide *= torch.from_numpy(row_scale).double().unsqueeze(1) / 2
         codes = (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)
-        return Nvfp4(codes, bits, row_scale), DOUBLE_E2M1.double()[q] * wide
+        return Nvfp4(codes, bits, row_scale), torch.from_numpy(DOUBLE_E2M1).double()[q] * wide
     groups = columns // 32 if scheme in ("int4", "fp8-block") else 1
     scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
     scale[rng.random(scale.shape) < 0.02] *= 100

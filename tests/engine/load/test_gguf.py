@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +15,7 @@ from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import PACKABLE_TYPES, to_matrix
@@ -24,6 +23,7 @@ from swiftchat.weights.store import Store
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
+from tests.support.gguf.blocks import random_blocks
 from tests.support.gguf.models import copy_case, write_case
 from tests.support.native.ops import pool
 from tests.support.tiny_llama import tiny_llama
@@ -33,24 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CPU = torch.device("cpu")
-# Offsets of a block's half-precision scales, in bytes.
-FACTORS = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_1": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by the reference package
-
-
-def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
-    """Rows of random blocks with scales of ordinary size, one of them zero."""
-    rng, kind = np.random.default_rng(5), BLOCK_TYPES[type_name]
-    count = rows * columns // kind.block_elements
-    blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
-    if type_name == "MXFP4":
-        blocks[:, 0] = rng.integers(110, 140, count)
-        return blocks.reshape(rows, -1)
-    for at in FACTORS.get(type_name, (0,)):
-        factors = rng.normal(size=count).astype(np.float16)
-        factors[:3] = [0, 6e-8, -2.5]
-        blocks[:, at : at + 2] = factors.view(np.uint8).reshape(-1, 2)
-    return blocks.reshape(rows, -1)
 
 
 @pytest.mark.parametrize("type_name", sorted(PACKABLE_TYPES))
@@ -95,7 +78,7 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
     convert(path, tmp_path / "plain", dtype="float32")
     bench, plain = (tiny.Bench(folder, native=True) for folder in (path, tmp_path / "plain"))
     weights = bench.decoder.weights
-    form = "int4" if type_name.startswith("Q4") else "int8"
+    form = f"int{type_name[1]}"
     matrices = [weights.embed, weights.lm_head, *(layer.qkv for layer in weights.layers)]
     assert all(matrix.description.startswith(form) for matrix in matrices)
     ids = tiny.random_ids(30)
@@ -138,7 +121,7 @@ def test_merged_gguf_matrices_of_several_schemes_stay_quantized(
     merged = (
         (first.qkv, ["int4", "int8"]),
         (second.qkv, ["int4", "float32", "int4"]),
-        (second.gate_up, ["int8", "int4"]),
+        (second.gate_up, ["int5", "int4"]),
         (first.gate_up, ["int4"]),
     )
     for weight, expected in merged:

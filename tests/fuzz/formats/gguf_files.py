@@ -18,6 +18,7 @@ from swiftchat.weights.model.directory import Model
 from tests.fuzz.formats.arrays import equal
 from tests.fuzz.mutations import change_number, odd_value
 from tests.fuzz.target import Difference, Mutate, NoReferenceError, Target
+from tests.support.gguf.blocks import random_blocks
 from tests.support.gguf.tiny import KINDS, MERGES, TOKENS
 
 Pair = list[Any]  # key, type, value
@@ -39,6 +40,27 @@ _FORMATS = {
 _RANGES = {code: 8 * struct.calcsize(code) for code in "BbHhIiQq"}
 _STRING, _ARRAY, _FLOAT, _U32 = 8, 9, 6, 4
 _HIDDEN, _INNER, _HEADS = 64, 96, 4
+
+
+@cache
+def grids_tree() -> Tree:
+    """Return the same model with blocks of 256 columns, among them those of all grids."""
+    types = ("Q3_K", "IQ2_S", "IQ1_M", "IQ2_XS", "IQ3_S", "IQ3_XXS", "Q2_K")
+    types += ("IQ1_S", "IQ2_XXS", "IQ4_XS")
+    tree, columns = copy.deepcopy(model_tree()), 256
+    for pair in tree["pairs"]:
+        sizes = {"embedding_length": columns, "feed_forward_length": columns}
+        sizes["dimension_count"] = columns // _HEADS
+        pair[2] = sizes.get(pair[0].rpartition(".")[2], pair[2])
+    matrices = [tensor for tensor in tree["tensors"] if len(tensor[1]) == 2]
+    for tensor in tree["tensors"]:
+        tensor[1] = [columns, *(columns if n in (_HIDDEN, _INNER) else n for n in tensor[1][1:])]
+        tensor[4] = np.ones(columns, np.float32).tobytes()
+    for i, tensor in enumerate(matrices):
+        name = types[i % len(types)]
+        tensor[2] = int(gguf.GGMLQuantizationType[name])
+        tensor[4] = random_blocks(name, tensor[1][1], columns, seed=i).tobytes()
+    return tree
 
 
 @cache
@@ -196,7 +218,7 @@ def mutate_tree(chance: random.Random, tree: Tree) -> Tree:
             case 7:
                 tensor[1] = [change_number(chance, one) for one in tensor[1]]
             case 8:
-                tensor[2] = chance.choice((*range(40), 2**31))
+                tensor[2] = chance.choice((*range(43), 2**31))
             case 9:
                 tensor[3] = chance.choice((0, 1, 32, 64, 2**20, 2**63, 2**64 - 32))
             case 10:
@@ -287,7 +309,7 @@ def _compare(data: bytes, folder: Path, loaded: Any) -> None:
             raise Difference(f"{key}: {value!r:.80} and {found!r:.80}")
 
 
-_TREES = (model_tree, sentencepiece_tree)
+_TREES = (model_tree, grids_tree, sentencepiece_tree)
 GGUF = Target(
     "gguf", lambda: [write(tree()) for tree in _TREES], mutator(*_TREES), _load, 600, _compare
 )

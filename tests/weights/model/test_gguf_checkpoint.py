@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.tensors import constant_tensors, expected_tensors
 from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.formats.ggml_dequantize import DOUBLE_E2M1
 from swiftchat.weights.formats.gguf import GgufFile, open_gguf
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
@@ -23,7 +24,6 @@ from tests.support import llama_layouts, tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gguf.models import CASES, converted_case, copy_case, write_case
-from tests.support.native.tiles import DOUBLE_E2M1
 from tests.support.tiny_llama import tiny_llama
 
 KINDS = gguf.GGMLQuantizationType
@@ -110,7 +110,7 @@ def test_experts_in_mxfp4_equal_converted_ones(tmp_path: Path) -> None:
     assert isinstance(matrix, Mxfp4) and matrix.scale.shape == (5 * 192, 2)
     pairs = np.stack([matrix.values & 15, matrix.values >> 4], 2).reshape(5 * 192, 64)
     powers = np.ldexp(1.0, matrix.scale.astype(int) - 128).repeat(32, 1)
-    found = (DOUBLE_E2M1.numpy()[pairs] * powers).reshape(5, 192, 64)
+    found = (DOUBLE_E2M1[pairs] * powers).reshape(5, 192, 64)
     assert np.array_equal(found, merged.to_float32().transpose(0, 2, 1))
     blocks = merged.read_blocks()
     assert blocks.blocks.shape == (5 * 192, 2 * 17)
