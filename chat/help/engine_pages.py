@@ -24,18 +24,14 @@ Files that you have run from where they are:
 
 Forms that run: plain weights (*.safetensors, *.bin), GGUF with all types of
 llama.cpp that hold weights, but for Q2_0, GPTQ, AWQ, FP8, NVFP4, MXFP4,
-compressed-tensors and bitsandbytes. Where a publisher offers others only, look
-for a GGUF file of the same model.
+compressed-tensors and bitsandbytes.
 
-A short name is FAMILY:SIZE, where the size counts the parameters. It means the
+A short name is FAMILY:SIZE, where the size counts the parameters, and means the
 published files of 4 bits for each weight, or the original where there are none;
-qwen3:8b-8bit and qwen3:8b-16bit mean the others. An installed form also answers
-to the name without -8bit or -16bit. qwen3:8b:8bit is the same as qwen3:8b-8bit.
+qwen3:8b-8bit and qwen3:8b-16bit mean the others.
 
-OWNER/NAME:4bit and OWNER/NAME:8bit mean the GGUF files of that size, if the
-repository has some. Otherwise its safetensors are quantized while they are
-downloaded, one weight file at a time: the disk needs room for the result and
-the largest of these files. It is the result of convert --quantize int4 or int8.
+OWNER/NAME:4bit and :8bit mean the GGUF files of that size, or else what convert
+--quantize int4 or int8 makes, one weight file at a time, during the download.
 
 A name without :TYPE, of a repository that has GGUF files only, means Q4_K_M or
 a type near it; in a terminal you are asked. Addresses as typed from a browser

@@ -24,6 +24,7 @@ from tests.support.fake_engine import FakeEngine, make_folder
 from tests.support.serve_processes import END_S, swiftchat
 from tests.support.worker_processes import wait_until
 
+SERVING_PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
 TOKEN = "0123456789abcdef"
 TOOLS_TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"

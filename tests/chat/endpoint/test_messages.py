@@ -12,6 +12,7 @@ from swiftchat.chat.endpoint.message_choice import MessageChoice
 from swiftchat.chat.endpoint.message_request import CountRequest, MessageRequest
 from tests.chat.endpoint.test_http import (
     CALL_TEXT,
+    SERVING_PAGE,
     THINKING_TEMPLATE,
     TOKEN,
     Served,
@@ -308,7 +309,7 @@ def test_every_field_of_the_package_is_known(served: Served) -> None:
         for name in get_type_hints(params):
             assert name in honored or name in table.refused or name in table.without_effect, name
         assert not honored & {*table.refused, *table.without_effect}
-    text = Path("docs/serving.md").read_text("utf-8")
+    text = SERVING_PAGE.read_text("utf-8")
     for name in (*table.refused, *table.without_effect):
         assert f"`{name}`" in text, name
     assert ask(served, **dict.fromkeys(table.without_effect, "x"))[0] == 200

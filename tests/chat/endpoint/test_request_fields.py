@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from swiftchat.chat.endpoint.answer_formats import FORMATS
 from swiftchat.chat.endpoint.fields import CHAT_ONLY, DEFAULTS, REFUSED, WITHOUT_EFFECT
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
 from swiftchat.engine.schedule.token_trie import TokenTrie
-from tests.chat.endpoint.test_http import TOOLS_TEMPLATE, Served, serving
+from tests.chat.endpoint.test_http import SERVING_PAGE, TOOLS_TEMPLATE, Served, serving
 from tests.support.cases import each_case
 from tests.support.fake_engine import make_folder
 
@@ -204,7 +203,7 @@ def test_completions_refuse_fields_of_chats(name: str, served: Served) -> None:
 
 
 def test_the_documentation_lists_all_fields() -> None:
-    text = Path("docs/serving.md").read_text("utf-8")
+    text = SERVING_PAGE.read_text("utf-8")
     for name in (*REFUSED, *WITHOUT_EFFECT, *FORMATS, *CHAT_ONLY):
         assert f"`{name}`" in text, name
 

@@ -15,6 +15,7 @@ from swiftchat.chat.endpoint.response_request import ResponseRequest
 from swiftchat.chat.endpoint.response_store import StoredResponse, StoredResponses
 from tests.chat.endpoint.test_http import (
     CALL_TEXT,
+    SERVING_PAGE,
     THINKING_TEMPLATE,
     Served,
     answering,
@@ -334,7 +335,7 @@ def test_every_field_of_the_package_is_known(served: Served) -> None:
     for name in get_type_hints(ResponseCreateParamsBase):
         assert name in honored or name in table.refused or name in table.without_effect, name
     assert not honored & {*table.refused, *table.without_effect}
-    text = Path("docs/serving.md").read_text("utf-8")
+    text = SERVING_PAGE.read_text("utf-8")
     for name in (*table.refused, *table.without_effect):
         assert f"`{name}`" in text, name
     assert respond(served, **dict.fromkeys(table.without_effect, "x"))[0] == 200
