@@ -83,11 +83,11 @@ INLINE Uints unsigned_columns(Values v, const uint8_t *block, int j, int r) {
     return v.numbers ? look_up(q, v.numbers) : q;
 }
 
-/* The same, signed. */
+/* The same, signed. The bytes wrap, which only unsigned ones may. */
 INLINE Ints signed_columns(Values v, const uint8_t *block, int j, int r) {
-    typedef int8_t Bytes __attribute__((vector_size(4 * LANES)));
+    typedef uint8_t Bytes __attribute__((vector_size(4 * LANES)));
     if (v.bits == 8) return load_ints(block + 64 * j + 4 * r);
-    return (Ints)((Bytes)unsigned_columns(v, block, j, r) - (int8_t)v.center);
+    return (Ints)((Bytes)unsigned_columns(v, block, j, r) - (uint8_t)v.center);
 }
 
 /* Calls FUNCTION(format, has_minimum) with constants, those of a tiled matrix. */
