@@ -55,7 +55,7 @@ FIRST_COMMANDS = (
     "swiftchat models --fits 6G",
     f"swiftchat use {REPOSITORY}:{QUANTIZATION} --yes",
     'time swiftchat -p "What is the capital of France?" --keep-alive 1m',
-    'time swiftchat -p "And which river flows through it?"',
+    'time swiftchat -p "What is the capital of Italy?"',
     "swiftchat stop",
 )
 ROLE = "---\ntemperature: 0.2\nvariables:\n  lang: Python\n---\nYou review {{lang}} code.\n"
