@@ -133,3 +133,5 @@ def _declare_functions(library: ctypes.CDLL) -> None:
         ctypes.POINTER(Run),
     ]
     library.run_program.restype = ctypes.c_int
+    library.run_host_call.argtypes = [ctypes.c_void_p]
+    library.run_host_call.restype = None

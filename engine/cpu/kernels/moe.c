@@ -54,7 +54,7 @@ static int num_chunks(const Op *op, const Run *run, int phase) {
     int n = memory.num_rows, num_rows = memory.routed.num_rows + memory.shared.num_rows;
     switch (phase) {
         case SCORE:
-            return score_chunks(o, n);
+            return run->chosen ? 0 : score_chunks(o, n);
         case CHOOSE:
             return ceil_div(n, CHOOSE_ROWS);
         case NUMBER:
@@ -97,7 +97,12 @@ static void input_row(const MoeOp *op, const float *x, int row, const ExpertRows
 /* All pairs of a single row read the first row of `routed`. */
 static void choose(const MoeOp *op, const Run *run, const MoeMemory *memory, int chunk) {
     int first = chunk * CHOOSE_ROWS, last = min_int(memory->num_rows, first + CHOOSE_ROWS);
-    for (int row = first; row < last; row++) moe_choose(op, memory, row);
+    for (int row = first; row < last; row++) {
+        if (run->chosen)
+            moe_take_routes(op, run, memory, row);
+        else
+            moe_choose(op, memory, row);
+    }
     if (memory->num_rows > 1) return;
     moe_number_pairs(op, memory);
     input_row(op, run->buffers[op->x], 0, &memory->routed, 0);
