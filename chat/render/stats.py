@@ -188,8 +188,9 @@ def memory_line(info: EngineInfo) -> str:
     workspace = (
         f" · activations {info.workspace_bytes / 1e9:.2f} GB" if info.workspace_bytes else ""
     )
+    on_host = f", {info.host_bytes / 1e9:.2f} GB of them in main memory" if info.host_bytes else ""
     kv_dtype = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
     return (
-        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit} · "
+        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit}{on_host} · "
         f"cache for {info.cache_tokens} tokens{kv_dtype} {cache / 1e9:.2f} GB{unit}{workspace}"
     )

@@ -4,7 +4,9 @@ So `CudaOps` and `FusedOps` run without a GPU, and their results can be compared
 launch the right kernels on the right tensors. Only fp32, without quantized weights and caches.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -41,8 +43,14 @@ def emulated_gpu(more_kernels: Mapping[str, Callable[[Any], None]] = MappingProx
     launched: list[str] = []
     kernels = {**_KERNELS, **more_kernels}
     gpu.kernel = partial(_kernel, launched, kernels)  # type: ignore[method-assign]
+    gpu.call_host = _call_host  # type: ignore[method-assign]
+    gpu.beside, gpu.join = nullcontext, lambda: None  # type: ignore[method-assign]
     gpu.launched = launched  # type: ignore[attr-defined]
     return gpu
+
+
+def _call_host(function: int, argument: int) -> None:
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(argument)
 
 
 def aligned(weights: Any) -> Any:
