@@ -116,6 +116,10 @@ class Gpu:
             kernel = self._kernels[key] = Kernel(self, spec, self._cubins[spec.key])
         return kernel
 
+    def synchronize(self) -> None:
+        """Wait until all that was launched has ended."""
+        torch.cuda.synchronize(self.device)
+
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Launch the block's work on a second stream, after all that was launched before.
@@ -134,18 +138,6 @@ class Gpu:
     @cached_property
     def _second_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-
-    def call_host(self, function: int, argument: int) -> None:
-        """Let torch's current stream, or the graph that it captures, call a C function.
-
-        `function` is the address of a function of one pointer, `argument` that pointer. The
-        driver's thread calls it, which may not use CUDA; the stream waits until it returns.
-        """
-        if self._collected is not None:
-            return
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        status = _launch_host_function()(stream, function, argument)
-        check((cuda_driver().CUresult(status),))
 
 
 def _check_only(
@@ -262,15 +254,6 @@ def cuda_driver() -> Any:  # the bindings have no type stubs
             f"cuda-python is not installed: {error}", "pip install 'swiftchat[cuda]'"
         ) from error
     return driver
-
-
-@cache
-def _launch_host_function() -> Callable[[int, int, int], int]:
-    """Return the driver's `cuLaunchHostFunc`; that of its bindings calls functions with the GIL."""
-    cuda_version = 10_000  # of its first version
-    address, _ = check(cuda_driver().cuGetProcAddress(b"cuLaunchHostFunc", cuda_version, 0))
-    pointer = ctypes.c_void_p
-    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer)(int(address))
 
 
 # Launches copy their attributes. To make one takes the host as long as the rest of a launch.

@@ -1,6 +1,5 @@
 """The experts of layers as calls without Python, for rows that another device has routed."""
 
-import ctypes
 from collections.abc import Mapping
 from ctypes import addressof, byref, c_void_p, pointer
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class InputLayout:
         return experts, experts + _round_up(num_rows * self.experts_per_token)
 
     def num_words(self, num_rows: int) -> int:
-        return self.begins(num_rows)[1] + num_rows * self.experts_per_token
+        return self.begins(num_rows)[1] + _round_up(num_rows * self.experts_per_token)
 
 
 def _round_up(num_words: int) -> int:
@@ -43,8 +42,8 @@ def _round_up(num_words: int) -> int:
 class RoutedExperts:
     """Computes the weighted sums of routed experts in memory at fixed addresses.
 
-    A call is the C function at the address `function` with the address that `argument` returns, so
-    that a CUDA stream or graph can make it. For n rows it reads `inputs`, which has the `layout`,
+    `argument` returns the address of a HostCall, which a thread makes for a GPU (`HostCaller`). For
+    n rows it reads `inputs`, which has the `layout`,
     and writes the sums fp32 [n, hidden_size] to `sums`. Both are fp32 tensors that begin at
     multiples of 64 bytes. Calls must follow each other.
 
@@ -69,7 +68,6 @@ class RoutedExperts:
         self._workspace = self._new_workspace()
         self._runs: dict[int, native.Run] = {}
         self._calls: dict[tuple[int, int], native.HostCall] = {}
-        self.function = int(ctypes.cast(pool.library.run_host_call, c_void_p).value or 0)
         self._allocate()
 
     @property

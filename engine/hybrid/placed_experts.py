@@ -1,15 +1,19 @@
 """The experts of a model of which some layers' are in main memory."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS
 from swiftchat.cuda.ops.linear.linear import Norm
+from swiftchat.cuda.ops.moe.host_call import MAILBOX_WORDS, HostChannel, host_call
 from swiftchat.engine.cpu.activation_op import act_and_mul_op
 from swiftchat.engine.cpu.experts import routed_op
+from swiftchat.engine.cpu.host_caller import HostCaller
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.routed_experts import InputLayout, RoutedExperts
@@ -27,8 +31,8 @@ _MAX_ROWS = 512
 class PlacedExperts(ExpertKernels):
     """The routed experts of a model's layers, those of some in main memory.
 
-    The GPU chooses the experts of such a layer, and copies the rows and their choices to pinned
-    memory. Its stream, or the graph of a step, then calls the CPU's kernels, and copies the sums
+    The GPU chooses the experts of such a layer. A kernel copies the rows and their choices to
+    pinned memory, waits until a thread has let the CPU's kernels compute them, and copies the sums
     back. Rows of more than one step or layer are never there at the same time: all are of one
     stream.
     """
@@ -58,6 +62,9 @@ class PlacedExperts(ExpertKernels):
         }
         memory = self._rows.layout, self._rows.inputs_on_host, self._rows.sums_on_host
         self._on_host = RoutedExperts(pool, ops, references, *memory)
+        self._caller = HostCaller(pool.library, self._rows.channel.mailbox, kernels.gpu.synchronize)
+        # The thread must have ended before what it reads is freed.
+        weakref.finalize(self, self._caller.close)
 
     def support(self, layer: int, experts: Experts) -> bool:
         return layer in self._routers or super().support(layer, experts)
@@ -115,10 +122,7 @@ class PlacedExperts(ExpertKernels):
 
     def _sums(self, layer: int, n: int) -> Tensor:
         """Return the sums of the n rows that were written to the inputs."""
-        self._rows.send(n)
-        call = self._on_host.function, self._on_host.argument(layer, n)
-        self._kernels.gpu.call_host(*call)
-        return self._rows.receive(n)
+        return self._rows.exchange(self._kernels.gpu, self._on_host.argument(layer, n), n)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class _Inputs:
 
 
 class _ExchangedRows:
-    """Inputs and outputs of experts in main memory, on both sides; one copy moves all inputs."""
+    """Inputs and outputs of experts in main memory, on both sides, and the way between them."""
 
     def __init__(self, kernels: LinearKernels, layout: InputLayout) -> None:
         self.layout, device = layout, kernels.gpu.device
@@ -139,6 +143,9 @@ class _ExchangedRows:
         self._sums = torch.zeros(_MAX_ROWS * layout.hidden_size, device=device)
         self.inputs_on_host = torch.zeros(self._inputs.shape).pin_memory()
         self.sums_on_host = torch.zeros(self._sums.shape).pin_memory()
+        mailbox = torch.zeros(MAILBOX_WORDS, dtype=torch.int64).pin_memory()
+        requests = torch.zeros(1, dtype=torch.int64, device=device)
+        self.channel = HostChannel(mailbox, requests)
 
     def inputs(self, n: int) -> _Inputs:
         """Return the memory of the inputs of n rows on the GPU."""
@@ -148,13 +155,17 @@ class _ExchangedRows:
         ids, weights = (self._inputs[at : at + num_choices].view(n, -1) for at in begins)
         return _Inputs(x, ids.view(torch.int32), weights)
 
-    def send(self, n: int) -> None:
-        """Copy the inputs of n rows to main memory."""
-        words = slice(self.layout.num_words(n))
-        self.inputs_on_host[words].copy_(self._inputs[words], non_blocking=True)
-
-    def receive(self, n: int) -> Tensor:
-        """Copy the sums of n rows from main memory; return them, fp32 [n, hidden_size]."""
-        words = slice(n * self.layout.hidden_size)
-        self._sums[words].copy_(self.sums_on_host[words], non_blocking=True)
-        return self._sums[words].view(n, -1)
+    def exchange(self, gpu: Gpu, call: int, n: int) -> Tensor:
+        """Let the host make a call for n rows; return their sums, fp32 [n, hidden_size]."""
+        inputs, outputs = slice(self.layout.num_words(n)), slice(n * self.layout.hidden_size)
+        sums = self._sums[outputs]
+        host_call(
+            gpu,
+            self.channel,
+            call,
+            self._inputs[inputs],
+            self.inputs_on_host[inputs],
+            self.sums_on_host[outputs],
+            sums,
+        )
+        return sums.view(n, -1)

@@ -361,10 +361,15 @@ typedef struct {
     uint8_t *workspace;   /* shared by the threads, `workspace_bytes` of the program */
 } Run;
 
-/* The argument of `run_host_call`. `failed` is 1 after a run for which memory was out. */
+/* What a GPU requests: `failed` is 1 after a run for which memory was out. */
 typedef struct {
     void *pool; /* Pool */
     const Program *program;
     Run *run;
     int32_t failed;
 } HostCall;
+
+/* The words of 64 bits of a mailbox, in memory that a GPU writes and reads: the number of the last
+   request at 0, that of the last call that was made, the address of the HostCall that is wanted; each
+   in a cache line of its own. Requests are numbered from 1 on, and wait for each other. */
+enum { MAILBOX_DONE = 8, MAILBOX_CALL = 16, MAILBOX_WORDS = 24 };

@@ -63,8 +63,6 @@ EXPORT int run_program(Pool *pool, const Program *program, Run *run) {
     return pool_run(pool, run, n, scratch_bytes(program, run));
 }
 
-/* `run_program` as a host function of CUDA, which a stream or a graph calls: `argument` is a HostCall. */
-EXPORT void run_host_call(void *argument) {
-    HostCall *call = argument;
+EXPORT void run_host_call(HostCall *call) {
     call->failed = run_program(call->pool, call->program, call->run);
 }

@@ -1,6 +1,6 @@
 """Calls of experts whose routes are given, against torch in fp64."""
 
-import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,7 +39,11 @@ class Calls:
         ops = {number: self._op(layer) for number, layer in enumerate(self.layers)}
         memory = layout, self.inputs, self.sums
         self.experts = RoutedExperts(pool(variant, num_threads), ops, References(), *memory)
-        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.experts.function)
+        self._function: Callable[[int], None] = pool(variant, num_threads).library.run_host_call
+
+    def use(self, call: Callable[[int], None]) -> None:
+        """Let `call` make the call at an address."""
+        self._function = call
 
     def _op(self, layer: Layer) -> native.MoeOp:
         """Return the operation without a router, which is not to be read."""

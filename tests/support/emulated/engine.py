@@ -52,17 +52,15 @@ def use_emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine_gpu() -> Gpu:
     """Return an emulated GPU that can also compile kernels, to no effect."""
     gpu = emulated_gpu()
-    gpu.compile_s, launch, call_host = 0.0, gpu.kernel, gpu.call_host
+    gpu.compile_s, launch = 0.0, gpu.kernel
 
     @contextmanager
     def collecting() -> Iterator[list[Any]]:
         gpu.kernel = lambda *_, **__: lambda *_, **__: None  # type: ignore[method-assign]
-        gpu.call_host = lambda *_: None  # type: ignore[method-assign]
         try:
             yield []
         finally:
             gpu.kernel = launch  # type: ignore[method-assign]
-            gpu.call_host = call_host  # type: ignore[method-assign]
 
     gpu.collecting = collecting  # type: ignore[method-assign, assignment]
     gpu.compile = lambda *_: None  # type: ignore[method-assign, assignment]
