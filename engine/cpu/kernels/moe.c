@@ -94,7 +94,16 @@ static void input_row(const MoeOp *op, const float *x, int row, const ExpertRows
         memcpy(rows->x + (size_t)to * op->hidden_size, from, (size_t)op->hidden_size * sizeof(float));
 }
 
-/* All pairs of a single row read the first row of `routed`. */
+/* The most pairs of one expert. */
+static int most_pairs(const Routes *routes) {
+    int most = 0;
+    for (int slot = 0; slot < *routes->num_slots; slot++)
+        most = max_int(most, routes->slot_first[slot + 1] - routes->slot_first[slot]);
+    return most;
+}
+
+/* All experts of a single row read the first rows of `routed`: one, unless given routes repeat an
+   expert. */
 static void choose(const MoeOp *op, const Run *run, const MoeMemory *memory, int chunk) {
     int first = chunk * CHOOSE_ROWS, last = min_int(memory->num_rows, first + CHOOSE_ROWS);
     for (int row = first; row < last; row++) {
@@ -105,7 +114,8 @@ static void choose(const MoeOp *op, const Run *run, const MoeMemory *memory, int
     }
     if (memory->num_rows > 1) return;
     moe_number_pairs(op, memory);
-    input_row(op, run->buffers[op->x], 0, &memory->routed, 0);
+    for (int i = 0; i < most_pairs(&memory->routes); i++)
+        input_row(op, run->buffers[op->x], 0, &memory->routed, i);
     if (memory->shared.num_rows) input_row(op, run->buffers[op->x], 0, &memory->shared, 0);
 }
 

@@ -95,16 +95,27 @@ def test_sums(variant: str, name: str, num_rows: int) -> None:
 
 @each_variant
 def test_experts_that_do_not_exist_have_no_weight(variant: str) -> None:
+    case = CASES["many experts"]
+    calls = Calls(variant, case)
+    for n in (1, 4):
+        x, chosen, weights = routes(case, n)
+        chosen[0, :3] = torch.tensor([-1, case.num_experts, 2**31 - 1], dtype=torch.int32)
+        weights[0, :3] = torch.nan
+        exists = (chosen >= 0) & (chosen < case.num_experts)
+        expected = calls.expected(0, x, chosen.where(exists, 0), weights.where(exists, 0.0))
+        found = calls.compute(0, x, chosen, weights).double()
+        assert (found - expected).norm() <= 2e-4 * expected.norm()
+
+
+@each_variant
+def test_an_expert_may_be_chosen_twice(variant: str) -> None:
     case = CASES["int4"]
     calls = Calls(variant, case)
-    x, chosen, weights = routes(case, 3)
-    chosen[0, 0], chosen[1, 1], chosen[2] = -1, case.num_experts, 2**31 - 1
-    weights[0, 0] = weights[1, 1] = torch.nan
-    found = calls.compute(0, x, chosen, weights)
-    exists = (chosen >= 0) & (chosen < case.num_experts)
-    expected = calls.expected(0, x, chosen.where(exists, 0), weights.where(exists, 0.0))
-    assert (found[2] == 0).all()
-    assert (found.double() - expected).norm() <= 2e-4 * expected.norm()
+    for n in (1, 3):
+        x, chosen, weights = routes(case, n)
+        chosen[:] = 4
+        found, expected = (f(0, x, chosen, weights) for f in (calls.compute, calls.expected))
+        assert (found.double() - expected).norm() <= 2e-4 * expected.norm()
 
 
 @each_variant
