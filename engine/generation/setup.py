@@ -27,7 +27,7 @@ from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.device.device import available_bytes, find_device
 from swiftchat.engine.generation.back_end import BackEnd
 from swiftchat.engine.gpu.steps.back_end import GpuBackEnd
-from swiftchat.engine.hybrid.back_end import HybridBackEnd
+from swiftchat.engine.hybrid.back_end import HybridBackEnd, not_placed
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import MIN_CONTEXT_TOKENS, CachePlan, plan_shard_cache
@@ -154,7 +154,7 @@ def with_placed_experts(setup: EngineSetup, head_bytes_per_token: int) -> Engine
     num_host = None if config.cpu_experts == "auto" else config.cpu_experts
     if not isinstance(back_end, GpuBackEnd):
         if num_host and setup.device.type != "cpu":
-            raise _not_placed(back_end.description)
+            raise not_placed(back_end.description)
         return setup
     if (
         num_host == 0
@@ -162,23 +162,25 @@ def with_placed_experts(setup: EngineSetup, head_bytes_per_token: int) -> Engine
         or (setup.shard.config.moe is None and not num_host)
     ):
         return setup
-    room = _room(setup, head_bytes_per_token)
-    placement = place_experts(_expert_sizes(setup), room, num_host)
+    room, sizes = _room(setup, head_bytes_per_token), _expert_sizes(setup)
+    try:
+        return _placed(setup, back_end, place_experts(sizes, room, num_host))
+    except DeviceError as error:
+        is_held = room.fits(sizes.weights_bytes, room.context_tokens[-1], room.gpu_bytes)
+        if num_host is None and (is_held or not isinstance(error, OutOfMemory)):
+            return setup  # with a short context; else the plan of the cache says what is missing
+        raise
+
+
+def _placed(setup: EngineSetup, gpu: GpuBackEnd, placement: ExpertPlacement) -> EngineSetup:
     if not placement.host_layers:
         return setup
-    num_threads = config.num_threads or max(1, setup.num_threads - 1)  # one launches steps
+    num_threads = setup.config.num_threads or max(1, setup.num_threads - 1)  # one launches steps
     host = NativeBackEnd.open(os.environ, num_threads)
     if isinstance(host, str):
-        raise _not_placed(host)
-    hybrid = HybridBackEnd.of(back_end, host, setup.shard, placement.host_layers)
+        raise not_placed(host)
+    hybrid = HybridBackEnd.of(gpu, host, setup.shard, placement.host_layers)
     return replace(setup, back_end=hybrid, placement=placement, num_threads=num_threads)
-
-
-def _not_placed(reason: str) -> DeviceError:
-    return DeviceError(
-        f"experts cannot be in main memory beside a GPU: {reason}",
-        "use a GPU that holds the model, or --device cpu",
-    )
 
 
 def _room(setup: EngineSetup, head_bytes_per_token: int) -> Room:

@@ -37,10 +37,7 @@ class HybridBackEnd(GpuBackEnd):
         moe = shard.config.moe
         problem = "it has no experts" if moe is None else _problem(moe)
         if problem:
-            raise DeviceError(
-                f"the experts of the model cannot be in main memory: {problem}",
-                "use a GPU that holds them, several with --tp, or --device cpu",
-            )
+            raise not_placed(problem)
         keys = (key for key, _ in shard.own_tensors())
         names = (
             tensor_name(shard.config, *key)
@@ -64,10 +61,15 @@ class HybridBackEnd(GpuBackEnd):
         try:
             return PlacedExperts(self.kernels, parts.shard.local_config, self.host.pool, placed)
         except CannotRecordError as error:
-            raise DeviceError(
-                f"the experts of the model cannot be in main memory: {error}",
-                "use a GPU that holds them, several with --tp, or --device cpu",
-            ) from None
+            raise not_placed(str(error)) from None
+
+
+def not_placed(reason: str) -> DeviceError:
+    """Return the error of a model whose experts cannot be in main memory beside a GPU."""
+    return DeviceError(
+        f"the model's experts cannot be in main memory: {reason}",
+        "use a GPU that holds them, several with --tp, or --device cpu",
+    )
 
 
 def _problem(moe: Moe) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from swiftchat.engine.api.memory_estimate import plain_weight_bytes
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.cpu.native_weights import NativeWeight
 from swiftchat.engine.generation import build, setup
@@ -14,6 +15,7 @@ from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.hybrid import placed_experts
 from swiftchat.engine.hybrid.placed_experts import PlacedExperts
 from swiftchat.errors import DeviceError, OutOfMemory
+from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support import llama4, tiny
 from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
 from tests.support.expert_models import EXPERT_MODELS
@@ -123,9 +125,32 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 1 << 40, host_bytes=1000)
     assert "not enough main memory" in refused(moe, cpu_experts=1)
     limit(monkeypatch, 1 << 40)
+    assert emulated_engine(on_input).info.host_bytes == 0
     monkeypatch.setenv("SWIFTCHAT_CPU_KERNELS", "off")
     assert "switched off by SWIFTCHAT_CPU_KERNELS=off" in refused(moe, cpu_experts=1)
     assert emulated_engine(moe).info.host_bytes == 0
+
+
+@torch.inference_mode()
+def test_what_cannot_be_placed_has_a_shorter_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without CPU kernels; an error says what is missing even with a placement."""
+    tiny.make("qwen3-moe", tmp_path, max_position_embeddings=8192)
+    whole = emulated_engine(tmp_path, chunk_tokens=16)
+    per_token = whole.info.cache_bytes // whole.info.cache_tokens
+    workspace = whole.back_end.workspace_bytes(whole.decoder.config, torch.float32, 16, 16)
+    needed = plain_weight_bytes(Shard(whole.decoder.config), 4) + workspace
+    for num_tokens, num_host in ((5000, 0), (3900, 2)):
+        limit(monkeypatch, (needed + num_tokens * per_token) * 100 // 85)
+        placed = emulated_engine(tmp_path, chunk_tokens=16)
+        assert len(on_host(placed)) == num_host
+    monkeypatch.setenv("SWIFTCHAT_CPU_KERNELS", "off")
+    engine = emulated_engine(tmp_path, chunk_tokens=16)
+    assert on_host(engine) == [] and 256 <= engine.info.ctx_size_tokens < 3900
+    limit(monkeypatch, needed)
+    with pytest.raises(OutOfMemory, match="0 of 3 layers' experts on the GPU"):
+        emulated_engine(tmp_path, chunk_tokens=16)
 
 
 @torch.inference_mode()
