@@ -42,10 +42,9 @@ def _round_up(num_words: int) -> int:
 class RoutedExperts:
     """Computes the weighted sums of routed experts in memory at fixed addresses.
 
-    `argument` returns the address of a HostCall, which a thread makes for a GPU (`HostCaller`). For
-    n rows it reads `inputs`, which has the `layout`,
-    and writes the sums fp32 [n, hidden_size] to `sums`. Both are fp32 tensors that begin at
-    multiples of 64 bytes. Calls must follow each other.
+    `call` returns the address of a HostCall, which a thread makes for a GPU (`HostCaller`). For n
+    rows it reads `inputs`, which has the `layout`, and writes the sums fp32 [n, hidden_size] to
+    `sums`. Both are fp32 tensors that begin at multiples of 64 bytes. Calls must follow each other.
 
     `ops` are the operations of the layers (`routed_op`), which read memory of `references`. Raises
     MemoryError.
@@ -62,7 +61,6 @@ class RoutedExperts:
     ) -> None:
         self._pool, self._references, self._inputs, self._sums = pool, references, inputs, sums
         self._layout, width = layout, layout.hidden_size
-        self.max_rows = sums.numel() // width
         self._widths = (native.Buffer * 2)(*[(RowSet.TOKENS, width)] * 2)
         self._programs = {layer: self._program(op) for layer, op in ops.items()}
         self._workspace = self._new_workspace()
@@ -70,13 +68,8 @@ class RoutedExperts:
         self._calls: dict[tuple[int, int], native.HostCall] = {}
         self._allocate()
 
-    @property
-    def memory_bytes(self) -> int:
-        """The size of the workspace."""
-        return self._workspace.nbytes
-
-    def argument(self, layer: int, num_rows: int) -> int:
-        """Return the address of a call's argument, valid as long as this object exists."""
+    def call(self, layer: int, num_rows: int) -> int:
+        """Return the address of the call of a layer, valid as long as this object exists."""
         key = layer, num_rows
         if key not in self._calls:
             program, run = self._programs[layer], self._run(num_rows)
@@ -105,7 +98,8 @@ class RoutedExperts:
 
     def _new_workspace(self) -> Tensor:
         size = self._pool.library.program_workspace_bytes
-        nbytes = max(size(byref(p), self.max_rows, 0) for p in self._programs.values())
+        max_rows = self._sums.numel() // self._layout.hidden_size
+        nbytes = max(size(byref(p), max_rows, 0) for p in self._programs.values())
         whole = torch.empty(nbytes + ALIGNMENT_BYTES, dtype=torch.uint8)
         return whole[-whole.data_ptr() % ALIGNMENT_BYTES :]
 
@@ -113,7 +107,7 @@ class RoutedExperts:
         """Run each layer once, which allocates what it needs: later calls cannot report errors."""
         self._inputs.zero_()
         for layer in self._programs:
-            address = self.argument(layer, 1)
+            address = self.call(layer, 1)
             self._pool.library.run_host_call(address)
             if native.HostCall.from_address(address).failed:
                 raise MemoryError("The CPU kernels are out of memory")

@@ -122,7 +122,7 @@ class PlacedExperts(ExpertKernels):
 
     def _sums(self, layer: int, n: int) -> Tensor:
         """Return the sums of the n rows that were written to the inputs."""
-        return self._rows.exchange(self._kernels.gpu, self._on_host.argument(layer, n), n)
+        return self._rows.exchange(self._kernels.gpu, self._on_host.call(layer, n), n)
 
 
 @dataclass(frozen=True)

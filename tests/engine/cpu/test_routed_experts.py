@@ -58,7 +58,7 @@ class Calls:
         parts = (x, chosen.int().view(torch.float32), weights)
         for at, part in zip((0, *self.layout.begins(n)), parts, strict=True):
             self.inputs[at : at + part.numel()] = part.reshape(-1)
-        self._function(self.experts.argument(layer, n))
+        self._function(self.experts.call(layer, n))
         assert self.sums[n * self.case.hidden_size :].isnan().all()
         return self.sums[: n * self.case.hidden_size].view(n, -1).clone()
 
@@ -119,12 +119,12 @@ def test_an_expert_may_be_chosen_twice(variant: str) -> None:
 
 
 @each_variant
-def test_arguments_stay_valid(variant: str) -> None:
-    """A graph has the address of an argument for as long as it exists."""
+def test_calls_stay_valid(variant: str) -> None:
+    """A graph has the address of a call for as long as it exists."""
     calls = Calls(variant, CASES["int8"])
-    inputs, address = routes(CASES["int8"], 2), calls.experts.argument(0, 2)
+    inputs, address = routes(CASES["int8"], 2), calls.experts.call(0, 2)
     first = calls.compute(0, *inputs)
     for n in range(1, MAX_ROWS):
-        calls.experts.argument(1, n)
-    assert calls.experts.argument(0, 2) == address
+        calls.experts.call(1, n)
+    assert calls.experts.call(0, 2) == address
     assert torch.equal(calls.compute(0, *inputs), first)
