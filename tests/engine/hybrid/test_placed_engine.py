@@ -1,5 +1,6 @@
 """Engines with experts in main memory, on emulated GPU kernels and the CPU's own, in fp32."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,15 @@ def test_threads_leave_one_to_the_host(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert emulated_engine(tmp_path, cpu_experts=1).info.num_threads == 3
     assert emulated_engine(tmp_path, cpu_experts=1, num_threads=4).info.num_threads == 4
+
+
+def test_the_thread_ends_with_the_engine(tmp_path: Path) -> None:
+    tiny.make("qwen3-moe", tmp_path)
+    engine = emulated_engine(tmp_path, cpu_experts=1)
+    experts = engine.decoder.ops.experts
+    assert isinstance(experts, PlacedExperts)
+    close = experts._caller.close
+    assert close.alive
+    del engine, experts
+    gc.collect()
+    assert not close.alive
