@@ -26,6 +26,7 @@ from swiftchat.weights.architectures.parts.model import ModelConfig
 # Of a call; more are divided. A prompt's rows of one expert are then some dozen, of which a core
 # computes longer than it reads the matrices.
 _MAX_ROWS = 512
+_FIRST_WORDS = 4  # that the kernel copies where the copy engine copies the others
 
 
 class PlacedExperts(ExpertKernels):
@@ -157,15 +158,15 @@ class _ExchangedRows:
 
     def exchange(self, gpu: Gpu, call: int, n: int) -> Tensor:
         """Let the host make a call for n rows; return their sums, fp32 [n, hidden_size]."""
-        inputs, outputs = slice(self.layout.num_words(n)), slice(n * self.layout.hidden_size)
-        sums = self._sums[outputs]
-        host_call(
-            gpu,
-            self.channel,
-            call,
-            self._inputs[inputs],
-            self.inputs_on_host[inputs],
-            self.sums_on_host[outputs],
-            sums,
-        )
+        words, size = slice(self.layout.num_words(n)), slice(n * self.layout.hidden_size)
+        inputs, host_inputs = self._inputs[words], self.inputs_on_host[words]
+        sums, host_sums = self._sums[size], self.sums_on_host[size]
+        # The kernel's one block copies few rows quickly, and many slowly: the copy engine does.
+        first = _FIRST_WORDS if n > MAX_GEMV_ROWS else None
+        if first is not None:
+            host_inputs[first:].copy_(inputs[first:], non_blocking=True)
+        host = host_inputs[:first], host_sums[:first]
+        host_call(gpu, self.channel, call, inputs[:first], *host, sums[:first])
+        if first is not None:
+            sums[first:].copy_(host_sums[first:], non_blocking=True)
         return sums.view(n, -1)

@@ -71,7 +71,7 @@ def test_calls_of_a_graph(gpu: Gpu, host: Host) -> None:
         torch.manual_seed(seed)
         x.copy_(torch.randn(SIZE))
         graph.replay()
-        assert torch.equal(twice, 2 * (2 * x + 4) + 5)
+        assert torch.equal(twice, 2 * (2 * x + 3 + 1) + 5)
 
 
 def test_a_part(gpu: Gpu, host: Host) -> None:
