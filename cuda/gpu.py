@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -115,6 +115,29 @@ class Gpu:
             self.compile([spec])
             kernel = self._kernels[key] = Kernel(self, spec, self._cubins[spec.key])
         return kernel
+
+    def synchronize(self) -> None:
+        """Wait until all that was launched has ended."""
+        torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Launch the block's work on a second stream, after all that was launched before.
+
+        It runs beside what is launched next, until `join`.
+        """
+        current = torch.cuda.current_stream(self.device)
+        self._second_stream.wait_stream(current)
+        with torch.cuda.stream(self._second_stream):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream wait for the work that was launched beside it."""
+        torch.cuda.current_stream(self.device).wait_stream(self._second_stream)
+
+    @cached_property
+    def _second_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
 
 def _check_only(

@@ -60,8 +60,12 @@ run on the CPU.
   swiftchat show NAME                 show the memory that a model needs
   swiftchat -m NAME --device cuda:1   use only this GPU
   swiftchat -m NAME --tp 2            use two GPUs; --tp auto: as few as needed
+  swiftchat -m NAME --gpu-memory 8GiB use less of the GPU
   swiftchat -m NAME --ctx-size 8192   use a smaller KV cache to save memory
   swiftchat bench -m NAME             measure the speed
+
+Experts that a GPU does not hold stay in main memory, where the CPU computes
+them: as few as possible, or those of N layers with --cpu-experts N.
 """
 
 _SERVE = """\

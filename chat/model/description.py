@@ -121,4 +121,6 @@ def _fit_text(row: dict[str, Any]) -> str:
     free, total = format_bytes(row["free_bytes"]), format_bytes(row["total_bytes"])
     tokens = row["largest_context_tokens"]
     limit = f"up to {tokens:,} tokens" if tokens else "too small"
+    if (in_memory := row.get("expert_layers_in_main_memory")) is not None:
+        limit = f"with the experts of {in_memory} of {row['expert_layers']} layers in main memory"
     return f"{row['name']}, {free} of {total} free: {limit}"

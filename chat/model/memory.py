@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from swiftchat.engine.api.cpu_kernels import cpu_kernels
+from swiftchat.engine.api.expert_placement import (
+    PLACED_CONTEXT_TOKENS,
+    ExpertPlacement,
+    ExpertSizes,
+    Room,
+    place_experts,
+    unplaced_reason,
+)
 from swiftchat.engine.api.memory_estimate import (
     RESERVED_FRACTION,
+    cpu_tensor_bytes,
     cpu_weight_bytes,
+    gpu_tensor_bytes,
     gpu_weight_bytes,
     kv_bytes_per_token,
     packed_schemes,
@@ -20,6 +30,7 @@ from swiftchat.engine.api.memory_estimate import (
     rank_counts,
 )
 from swiftchat.engine.api.protocol import EngineInfo
+from swiftchat.errors import OutOfMemory
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
 
 if TYPE_CHECKING:
@@ -119,12 +130,13 @@ def context_limits(
 ) -> list[dict[str, Any]]:
     """Return for each device the largest context that fits beside the weights, 0 for none.
 
-    The engine's workspace, some hundred MB for large models, is not counted.
+    For a GPU also how many layers' experts must be in main memory, if some must. The engine's
+    workspace, some hundred MB for large models, is not counted.
     """
     per_token = cache_bytes_per_token(model, kv_dtype)
     on_cpu = weight_bytes_on_cpu(model)
     on_gpu = weight_bytes_on_gpu(model, Shard(model.config)) if gpus else 0
-    return [
+    rows: list[dict[str, Any]] = [
         {
             **asdict(device),
             "largest_context_tokens": _largest_context(
@@ -133,6 +145,40 @@ def context_limits(
         }
         for device, weights_bytes in [(cpu, on_cpu), *((gpu, on_gpu) for gpu in gpus)]
     ]
+    for row, gpu in zip(rows[1:], gpus, strict=True):
+        placement = _placement(model, cpu, gpu, per_token)
+        if placement is not None and placement.host_layers:
+            row["expert_layers"] = placement.num_layers
+            row["expert_layers_in_main_memory"] = len(placement.host_layers)
+    return rows
+
+
+def _placement(
+    model: "Model", cpu: DeviceMemory, gpu: DeviceMemory, per_token: int
+) -> ExpertPlacement | None:
+    """Return where a GPU's engine would have the experts; None: nowhere, or there are none."""
+    moe = model.config.moe
+    if moe is None or unplaced_reason(moe):
+        return None
+    shard, item_bytes = Shard(model.config), _item_bytes(model)
+    stored, tokens = (
+        model.quantized_tensors,
+        min(PLACED_CONTEXT_TOKENS, model.config.max_context_tokens),
+    )
+    sizes = ExpertSizes.of(
+        gpu_tensor_bytes(shard, packed_schemes(stored), item_bytes),
+        cpu_tensor_bytes(shard, stored, item_bytes),
+    )
+
+    def fits(weights_bytes: int, num_tokens: int, free_bytes: int) -> bool:
+        return weights_bytes + num_tokens * per_token <= int(free_bytes * (1 - RESERVED_FRACTION))
+
+    try:
+        return place_experts(
+            sizes, Room(gpu.free_bytes, cpu.free_bytes, (tokens, tokens), fits), None
+        )
+    except OutOfMemory:
+        return None
 
 
 def fits_beside(

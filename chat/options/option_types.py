@@ -21,11 +21,14 @@ _MAX_BITS = 10_000
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
-class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A number of ranks or `auto`."""
+class NumberOrAuto(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A whole number between two others, or `auto`."""
 
     name = "number or auto"
-    rule = f"auto or a number from 1 to {MAX_RANKS}"
+
+    def __init__(self, low: int, high: int) -> None:
+        self._low, self._high = low, high
+        self.rule = f"auto or a number from {low} to {high}"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "N|auto"
@@ -34,8 +37,8 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
         if value == "auto":
             return value
         text = str(value)
-        if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_RANKS:
-            message = f"{shown(text)} is neither auto nor a number from 1 to {MAX_RANKS}"
+        if not re.fullmatch("[0-9]{1,4}", text) or not self._low <= int(text) <= self._high:
+            message = f"{shown(text)} is neither auto nor a number from {self._low} to {self._high}"
             self.fail(message, param, ctx)
         return int(text)
 
@@ -208,7 +211,7 @@ class TextsOption(ChatOption):
         return None if text is None else text.split("\n")
 
 
-_NUMBERS = (Number, RankCount, Size, Whole)
+_NUMBERS = (Number, NumberOrAuto, Size, Whole)
 
 
 def _is_writable(value: float) -> bool:

@@ -19,7 +19,7 @@ from swiftchat.chat.options.input_options import InputOptions
 from swiftchat.chat.options.option_types import (
     MAX_RANKS,
     Colors,
-    RankCount,
+    NumberOrAuto,
     UserPath,
     Whole,
 )
@@ -38,6 +38,7 @@ from swiftchat.engine.api.params import (
 
 _AT_LEAST_1 = Range("between 1 and 2^31 - 1", 1, MAX_COUNT)
 _MAX_THREADS = 4096
+_MAX_LAYERS = 1000
 _COMMANDS = ("score", "embed", "batch", "do")
 _ENGINES = (*_COMMANDS, "serve")
 _MEASURED = (*_ENGINES, "bench")
@@ -258,7 +259,7 @@ class Options(InputOptions):
     )
     tp: int | Literal["auto"] = option(
         commands=_MEASURED,
-        type=RankCount(),
+        type=NumberOrAuto(1, MAX_RANKS),
         default=1,
         engine="tp",
         help="Tensor parallelism over N GPUs; auto: as few as the model needs.",
@@ -270,6 +271,19 @@ class Options(InputOptions):
         metavar="N",
         engine="pp",
         help="Pipeline parallelism: N stages of --tp GPUs each, for GPUs with slow links.",
+    )
+    gpu_memory: int | None = option(
+        commands=_MEASURED,
+        type=Size(),
+        engine="gpu_memory_bytes",
+        help="Maximum GPU memory; default: what is free.",
+    )
+    cpu_experts: int | Literal["auto"] = option(
+        commands=_MEASURED,
+        type=NumberOrAuto(0, _MAX_LAYERS),
+        default="auto",
+        engine="cpu_experts",
+        help="Layers whose experts are in main memory; auto: as few as the GPU requires.",
     )
     dtype: str | None = option(
         commands=_MEASURED,

@@ -190,8 +190,9 @@ def memory_line(info: EngineInfo) -> str:
     )
     scales = info.unread_input_scales
     unread = f", {scales} scales of activations not used" if scales else ""
+    on_host = f", {info.host_bytes / 1e9:.2f} GB of them in main memory" if info.host_bytes else ""
     kv_dtype = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
     return (
-        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit}{unread} · "
+        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit}{on_host}{unread} · "
         f"cache for {info.cache_tokens} tokens{kv_dtype} {cache / 1e9:.2f} GB{unit}{workspace}"
     )

@@ -12,7 +12,7 @@ from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import shape_by_place, tensor_name
 from swiftchat.weights.parallel.division import TensorSlice
-from swiftchat.weights.parallel.tensor_parallel import Shard
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorKey
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
 from swiftchat.weights.quantization.scheme import (
     Float8,
@@ -114,7 +114,14 @@ def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: in
     `schemes` is by Hugging Face tensor name. Matrices stay quantized if the kernels support their
     scheme and size; all other weights take `item_bytes` an element.
     """
-    shape_of, total = shape_by_place(shard.config), 0
+    return sum(nbytes for _, nbytes in gpu_tensor_bytes(shard, schemes, item_bytes))
+
+
+def gpu_tensor_bytes(
+    shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int
+) -> Iterator[tuple[TensorKey, int]]:
+    """Yield every tensor of a rank with its bytes, as `gpu_weight_bytes` counts them."""
+    shape_of = shape_by_place(shard.config)
     for place, tensor_slice in shard.own_tensors():
         shape = tensor_slice.shape(shape_of(*place[:2]))
         scheme = schemes.get(tensor_name(shard.config, *place))
@@ -123,11 +130,11 @@ def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: in
             matrix = _Matrix.of(tensor_slice, shape)
             found = _kernel_scheme(scheme, matrix)
         if found is None:
-            total += math.prod(shape) * item_bytes
+            yield place, math.prod(shape) * item_bytes
         else:
             name, group_size = found
-            total += matrix.count * packed_bytes(name, matrix.rows, matrix.columns, group_size)
-    return total
+            nbytes = packed_bytes(name, matrix.rows, matrix.columns, group_size)
+            yield place, matrix.count * nbytes
 
 
 def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_bytes: int) -> int:
@@ -136,15 +143,21 @@ def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_byte
     `stored` are the quantized tensors by Hugging Face name. Scales that fp16 cannot hold, and
     matrices that turn out to have no minimums, make the result differ.
     """
-    shape_of, total = shape_by_place(shard.config), 0
+    return sum(nbytes for _, nbytes in cpu_tensor_bytes(shard, stored, item_bytes))
+
+
+def cpu_tensor_bytes(
+    shard: Shard, stored: Mapping[str, StoredTensor], item_bytes: int
+) -> Iterator[tuple[TensorKey, int]]:
+    """Yield every tensor of a rank with its bytes, as `cpu_weight_bytes` counts them."""
+    shape_of = shape_by_place(shard.config)
     for place, tensor_slice in shard.own_tensors():
         shape = tensor_slice.shape(shape_of(*place[:2]))
         tensor = stored.get(tensor_name(shard.config, *place))
         packed = None
         if tensor is not None and place[0] not in _DEQUANTIZED:
             packed = _tiles_bytes(tensor, tensor_slice, shape, item_bytes)
-        total += math.prod(shape) * item_bytes if packed is None else packed
-    return total
+        yield place, math.prod(shape) * item_bytes if packed is None else packed
 
 
 def _tiles_bytes(

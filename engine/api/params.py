@@ -11,6 +11,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "int8", "fp8", "int5")
 NumRanks = int | Literal["auto"]
+NumLayers = int | Literal["auto"]
 MAX_LOGPROBS = 50
 POOLINGS = ("mean", "last", "sum")
 OVERFLOWS = ("error", "drop-oldest", "sliding")
@@ -47,6 +48,9 @@ class EngineConfig:
     `tp`: the number of tensor-parallel ranks of a stage, each on a GPU of its own, counted from
     `device`; auto is the smallest number whose memory holds the model.
     `pp`: the number of pipeline stages, each with `tp` ranks and some of the layers.
+    `gpu_memory_bytes`: the most memory of a GPU that is used; None is what is free.
+    `cpu_experts`: how many layers' experts are in main memory, the last ones; auto is as few as the
+    GPU's memory requires. For one GPU.
     `draft`: the directory of a draft model with the same vocabulary or of prediction heads, or mtp
     for the model's own layer; for one rank.
     """
@@ -66,6 +70,8 @@ class EngineConfig:
     swap_bytes: int = 0
     tp: NumRanks = 1
     pp: int = 1
+    gpu_memory_bytes: int | None = None
+    cpu_experts: NumLayers = "auto"
     draft: str | None = None
 
     def __post_init__(self) -> None:
@@ -78,12 +84,22 @@ class EngineConfig:
             raise UsageError(f"unknown kv_dtype {self.kv_dtype!r}", f"use one of {known}")
         if self.dummy == "":
             raise UsageError("dummy is empty", "give the name of a model shape or a config.json")
-        for name in ("ctx_size_tokens", "cache_tokens", "chunk_tokens", "num_threads"):
+        for name in (
+            *("ctx_size_tokens", "cache_tokens", "chunk_tokens", "num_threads"),
+            "gpu_memory_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
         if self.tp != "auto" and self.tp < 1:
             raise UsageError(f"tp must be at least 1 or auto, not {self.tp}")
+        if self.cpu_experts != "auto":
+            if self.cpu_experts < 0:
+                raise UsageError(f"cpu_experts must be at least 0 or auto, not {self.cpu_experts}")
+            if self.cpu_experts and (self.tp != 1 or self.pp != 1):
+                raise UsageError(
+                    "experts in main memory need a single GPU", "leave out --tp and --pp"
+                )
         for name in ("cache_max_bytes", "swap_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must be at least 0, not {getattr(self, name)}")

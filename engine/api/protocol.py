@@ -56,11 +56,11 @@ class EngineInfo:
     torch. Bytes are those of one rank of each stage, summed over the `pp` stages. `table_bytes`
     is the part of `weights_bytes` in embeddings that are not also the LM head: a decode step
     reads only one row of them per token; `expert_bytes` is the part in routed experts, of which a
-    token reads the chosen ones. `workspace_bytes` is the memory of the activations of the native
-    CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless an answer
-    uses one of `SamplingParams.host_controls`. `unread_input_scales` of the files would quantize
-    activations that are not. `note` is for the user, for example why a GPU is
-    not used.
+    token reads the chosen ones; `host_bytes` the part that is in main memory beside a GPU.
+    `workspace_bytes` is the memory of the activations of the native CPU kernels. `replays_steps`:
+    decode steps are captured, sampling included, unless an answer uses one of
+    `SamplingParams.host_controls`. `unread_input_scales` of the files would quantize activations
+    that are not. `note` is for the user, for example why a GPU is not used.
     """
 
     device: str
@@ -77,6 +77,7 @@ class EngineInfo:
     kv_dtype: str = "auto"
     table_bytes: int = 0
     expert_bytes: int = 0
+    host_bytes: int = 0
     workspace_bytes: int = 0
     replays_steps: bool = False
     unread_input_scales: int = 0

@@ -1,5 +1,8 @@
 """The operation of a mixture of experts, for the native kernels."""
 
+from collections.abc import Sequence
+
+from swiftchat.engine.api.expert_placement import unplaced_reason
 from swiftchat.engine.cpu import native
 from swiftchat.engine.cpu.native_weights import native_matrices
 from swiftchat.engine.cpu.recorded_activations import CannotRecordError
@@ -16,49 +19,75 @@ def moe_op(
     *,
     exact: bool,
 ) -> native.MoeOp:
-    """Return the operation of a layer's experts, without its buffers.
+    """Return the operation of a layer's router and experts, without its buffers.
 
-    `act` is the activation of each expert; `exact`: tiles are multiplied in fp32. Raises
-    `CannotRecordError` for experts or a router that no kernel computes.
+    The arguments are those of `routed_op`. Raises `CannotRecordError` for experts or a router that
+    no kernel computes.
     """
-    _check(config, experts)
+    _check_router(config)
+    op = _experts_op(config, experts.all, act, references, exact=exact)
     router = config.router
-    each = [_expert(expert, references) for expert in experts.all]
-    routed = each[: config.num_experts]
-    if len({(_is_tiled(expert.gate_up), _is_tiled(expert.down)) for expert in routed}) > 1:
-        raise CannotRecordError("integer and float matrices as experts of one layer")
-    structs = references.keep((native.Expert * len(each))(*each))
-    op = native.MoeOp(
-        num_experts=config.num_experts,
-        experts_per_token=config.experts_per_token,
-        normalized=router.normalized,
-        sigmoid=router.scores == "sigmoid",
-        groups=router.groups,
-        top_groups=router.top_groups,
-        eps=router.eps,
-        scale=router.scale,
-        correction=references.floats(experts.correction),
-        expert_scales=references.floats(experts.scales),
-        hidden_size=experts.router.shape[1],
-        expert_size=experts.each[0].down.shape[1],
-        shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
-        exact=exact,
-        act=act,
-        router=references.float_matrix(experts.router),
-        router_bias=references.floats(experts.router_bias),
-        experts=structs,
-    )
+    op.normalized, op.sigmoid = router.normalized, router.scores == "sigmoid"
+    op.groups, op.top_groups = router.groups, router.top_groups
+    op.eps, op.scale = router.eps, router.scale
+    op.correction = references.floats(experts.correction)
+    op.expert_scales = references.floats(experts.scales)
+    op.shared_size = 0 if experts.shared is None else experts.shared.down.shape[1]
+    op.router = references.float_matrix(experts.router)
+    op.router_bias = references.floats(experts.router_bias)
     if experts.shared_router is not None:
         op.shared_router = references.float_matrix(experts.shared_router)
     return op
 
 
-def _check(config: Moe, experts: Experts) -> None:
-    router = config.router
+def routed_op(
+    config: Moe,
+    experts: Sequence[Expert],
+    act: native.ActAndMulOp,
+    references: References,
+    *,
+    exact: bool,
+) -> native.MoeOp:
+    """Return the operation of a layer's routed experts for runs that give the routes.
+
+    `act` is the activation of each expert; `exact`: tiles are multiplied in fp32. Raises
+    `CannotRecordError` for experts that no kernel computes.
+    """
+    if problem := unplaced_reason(config):
+        raise CannotRecordError(problem)
+    return _experts_op(config, experts, act, references, exact=exact)
+
+
+def _experts_op(
+    config: Moe,
+    experts: Sequence[Expert],
+    act: native.ActAndMulOp,
+    references: References,
+    *,
+    exact: bool,
+) -> native.MoeOp:
+    """Return the operation of routed experts, and of a shared one behind them."""
     if config.identity_experts:
         raise CannotRecordError("no kernel has identity experts")
-    if experts.project_in is not None:
+    if config.latent_size:
         raise CannotRecordError("no kernel projects the input of experts")
+    structs = [_expert(expert, references) for expert in experts]
+    routed = structs[: config.num_experts]
+    if len({(_is_tiled(expert.gate_up), _is_tiled(expert.down)) for expert in routed}) > 1:
+        raise CannotRecordError("integer and float matrices as experts of one layer")
+    return native.MoeOp(
+        num_experts=config.num_experts,
+        experts_per_token=config.experts_per_token,
+        hidden_size=experts[0].down.shape[0],
+        expert_size=experts[0].down.shape[1],
+        exact=exact,
+        act=act,
+        experts=references.keep((native.Expert * len(structs))(*structs)),
+    )
+
+
+def _check_router(config: Moe) -> None:
+    router = config.router
     if (
         router.scores == "sparsemixer"
         or router.on_input

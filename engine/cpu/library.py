@@ -133,3 +133,9 @@ def _declare_functions(library: ctypes.CDLL) -> None:
         ctypes.POINTER(Run),
     ]
     library.run_program.restype = ctypes.c_int
+    library.run_host_call.argtypes = [ctypes.c_void_p]
+    library.run_host_call.restype = None
+    library.host_caller_create.argtypes = [ctypes.c_void_p]
+    library.host_caller_create.restype = ctypes.c_void_p
+    library.host_caller_destroy.argtypes = [ctypes.c_void_p]
+    library.host_caller_destroy.restype = None

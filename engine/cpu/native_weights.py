@@ -129,6 +129,9 @@ class NativeWeights:
     def blocks(self) -> Self:
         return self
 
+    def of(self, name: str) -> Self:
+        return self
+
     def plain(self, tensor: Tensor) -> LinearWeight:
         contiguous = tensor if tensor.stride(1) == 1 else tensor.contiguous()
         return self._weight([FloatMatrix(contiguous)], tensor.dtype)

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.cpu import native
+from swiftchat.engine.cpu.activation_op import ACTIVATIONS, act_and_mul_op
 from swiftchat.engine.cpu.attention_ops import AttentionOps, layer_cache
 from swiftchat.engine.cpu.experts import moe_op
 from swiftchat.engine.cpu.low_rank import NativeDeltas
 from swiftchat.engine.cpu.mixers import Parameters
-from swiftchat.engine.cpu.native import Activation, Matrix, Norm, NormKind, RowSet
+from swiftchat.engine.cpu.native import Matrix, Norm, NormKind, RowSet
 from swiftchat.engine.cpu.native_weights import native_matrices
 from swiftchat.engine.cpu.recorded_activations import Activations, CannotRecordError
 from swiftchat.engine.cpu.recording import Recording
@@ -34,16 +35,6 @@ from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.parts.model import ModelConfig
 
-_ACTIVATIONS = MappingProxyType(
-    {
-        "silu": Activation.SILU,
-        "relu": Activation.RELU,
-        "gelu": Activation.GELU,
-        "gelu_tanh": Activation.GELU_TANH,
-        "gelu_sigmoid": Activation.GELU_SIGMOID,
-        "relu2": Activation.RELU2,
-    }
-)
 _EMPTY = Batch([], [], [], [], [], [])
 
 
@@ -137,7 +128,7 @@ class Recorder(WithoutKernels):
         config, parameters = self._config, Parameters(mixer, self._states[layer], self._references)
         own = config.layers[layer]
         assert own.mixer is not None
-        ops = parameters.mixer(own.mixer, _ACTIVATIONS[own.mixer_activation])
+        ops = parameters.mixer(own.mixer, ACTIVATIONS[own.mixer_activation])
         projected = self.activations(self.linear(x, mixer.project_in, ops.bias))
         last = ops.conv
         ops.conv.x = projected.buffer
@@ -239,7 +230,7 @@ class Recorder(WithoutKernels):
         return self._append(op, source.row_set, op.num_heads * op.head_dim)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
-        source, op = self.activations(gate_up), self._act_and_mul()
+        source, op = self.activations(gate_up), act_and_mul_op(self._config.activation)
         op.x = source.buffer
         return self._append(op, source.row_set, source.width // (2 if op.gated else 1))
 
@@ -247,8 +238,7 @@ class Recorder(WithoutKernels):
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
         source = self.activations(x)
-        act = self._act_and_mul()
-        config = self._config.layers[layer].moe
+        act, config = act_and_mul_op(self._config.activation), self._config.layers[layer].moe
         assert config is not None
         op = moe_op(config, experts, act, self._references, exact=self._is_exact)
         seen = source if router_input is None else self.activations(router_input)
@@ -275,7 +265,7 @@ class Recorder(WithoutKernels):
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         gate, factors = self.activations(self.linear(x, branch.gate, None)), self._columns(own)
         act = native.ActAndMulOp(
-            x=gate.buffer, activation=_ACTIVATIONS[self._config.activation.kind]
+            x=gate.buffer, activation=ACTIVATIONS[self._config.activation.kind]
         )
         inner = self._append(act, gate.row_set, gate.width)
         op = native.GateOp(x=factors.buffer, first=factors.first, is_plain=1)
@@ -323,15 +313,6 @@ class Recorder(WithoutKernels):
 
     def _add_scaled(self, out: Activations, x: Activations, alpha: float, beta: float) -> None:
         self._append_to(out, native.AddScaledOp(x=x.buffer, alpha=alpha, beta=beta))
-
-    def _act_and_mul(self) -> native.ActAndMulOp:
-        activation = self._config.activation
-        return native.ActAndMulOp(
-            activation=_ACTIVATIONS[activation.kind],
-            gated=activation.gated,
-            gate_limit=(activation.limit or 0.0) if activation.gated else 0.0,
-            gate_scale=activation.scale if activation.scale != 1.0 else 0.0,
-        )
 
     def _rms_norm(self, weight: Tensor) -> Norm:
         scale = self._references.keep(weight.float() + float(self._config.norm.unit_offset))

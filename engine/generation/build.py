@@ -18,7 +18,12 @@ from swiftchat.engine.generation.forced_tokens import ForcedTokens
 from swiftchat.engine.generation.grammars import Grammars
 from swiftchat.engine.generation.heads import Heads
 from swiftchat.engine.generation.parts import EngineParts
-from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
+from swiftchat.engine.generation.setup import (
+    EngineSetup,
+    set_up,
+    with_large_chunks,
+    with_placed_experts,
+)
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
 from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.kv_store.block_store import BlockStore
@@ -31,7 +36,7 @@ from swiftchat.engine.load.quantized import resident_estimate
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.decoder_parts import DecoderParts
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
+from swiftchat.engine.model.memory import CachePlan
 from swiftchat.engine.model.weights import (
     DecoderWeights,
     expert_bytes,
@@ -76,13 +81,14 @@ def build_engine(
     if heads is not None:
         setup = replace(setup, available_bytes=setup.available_bytes - heads.num_bytes)
         head_bytes = heads.bytes_per_token
+    setup = with_placed_experts(setup, head_bytes)
     model = ModelFiles.of(path, config, setup.device.type)
     weights_bytes = _estimated_bytes(setup)
     setup = with_large_chunks(setup, weights_bytes, ranks)
     plan = _plan_cache(setup, weights_bytes, ranks, stages, head_bytes)
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
-        plan = _plan_cache(setup, resident_bytes(weights), ranks, stages, head_bytes)
+        plan = _plan_cache(setup, _device_bytes(setup, weights), ranks, stages, head_bytes)
     read_layers = () if heads is None else heads.hidden_layers
     setup, decoder, cache = _build_decoder(setup, weights, plan, ranks, stages, read_layers)
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
@@ -119,6 +125,7 @@ def build_engine(
                 plan.ctx_size_tokens,
                 proposer,
                 scheduler.states.num_verified,
+                setup.host_layers,
                 is_on_gpu=setup.back_end.gpu is not None,
             ),
             graphs=graphs,
@@ -146,11 +153,18 @@ def _state_slots(num_slots: int, setup: EngineSetup, ranks: Communicator) -> Sta
 
 def _estimated_bytes(setup: EngineSetup) -> int | None:
     """Estimate `weights_bytes` of `_plan_cache` before loading; 0 for quantized dummy weights."""
+    if setup.placement is not None:
+        return setup.placement.gpu_bytes
     if not (setup.is_quantized and setup.factory.keeps_quantized):
         return None
     if setup.checkpoint is None:
         return 0
     return resident_estimate(setup.shard, setup.checkpoint, setup.dtype, setup.device)
+
+
+def _device_bytes(setup: EngineSetup, weights: DecoderWeights) -> int:
+    """Return the bytes of the weights without the experts in main memory."""
+    return resident_bytes(weights) - expert_bytes(weights, setup.host_layers)
 
 
 def _plan_cache(
@@ -164,16 +178,7 @@ def _plan_cache(
 
     `weights_bytes` is the size of quantized weights; None for weights that all have `setup.dtype`.
     """
-    plan = plan_shard_cache(
-        setup.config,
-        setup.shard,
-        setup.dtype,
-        setup.workspace_bytes,
-        setup.available_bytes,
-        weights_bytes,
-        has_spares=setup.back_end.has_spare_states,
-        head_bytes_per_token=head_bytes_per_token,
-    )
+    plan = setup.plan_cache(weights_bytes, setup.available_bytes, head_bytes_per_token)
     return CachePlan(
         _min_across_ranks(plan.num_blocks, ranks, stages),
         _min_across_ranks(plan.ctx_size_tokens, ranks, stages),
@@ -258,7 +263,8 @@ def _engine_info(
     is_dequantized = setup.is_quantized and not has_quantized(weights)
     checkpoint = setup.checkpoint
     unread = [] if checkpoint is None else checkpoint.unread
-    notes = cpu_note(config.device, setup.device), unread_note(unread)
+    placed = "" if setup.placement is None else setup.placement.description
+    notes = cpu_note(config.device, setup.device), placed, unread_note(unread)
     return EngineInfo(
         device=describe_device(setup.device, setup.back_end.description, is_dequantized),
         dtype=dtype,
@@ -266,6 +272,7 @@ def _engine_info(
         weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),
         table_bytes=sum(stages.gather_from_stages(table_bytes(weights, stages.is_last))),
         expert_bytes=sum(stages.gather_from_stages(expert_bytes(weights))),
+        host_bytes=resident_bytes(weights) - _device_bytes(setup, weights),
         cache_tokens=plan.num_blocks * config.block_size,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         cache_bytes=sum(stages.gather_from_stages(cache.num_bytes)),

@@ -1,6 +1,6 @@
 """The speculation of an engine: the costs of its steps, and its proposer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.weights import has_quantized, resident_bytes
+from swiftchat.engine.model.weights import expert_bytes, has_quantized, resident_bytes
 from swiftchat.engine.schedule.sequence import Step
 from swiftchat.engine.speculation.draft import DraftModel
 from swiftchat.engine.speculation.proposer import Proposer
@@ -31,27 +31,35 @@ def speculation_of(
     ctx_size_tokens: int,
     draft: Proposer | None,
     num_verified_states: int = 0,
+    host_layers: Collection[int] = (),
     *,
     is_on_gpu: bool,
 ) -> Speculation:
     """Return the speculation of an engine with this decoder, and a draft model or heads.
 
     A model with states has `num_verified_states` for proposed tokens. `is_on_gpu`: the kernels of
-    a GPU compute.
+    a GPU compute, but for the experts of `host_layers`.
     """
     weights = decoder.weights
     costs, max_rows, step_s = StepCosts(_ROW_COST), MAX_VERIFIED_ROWS, None
     if is_on_gpu:
         # All ranks must propose the same tokens. Look-up depends on nothing but ids and costs.
-        num_bytes = decoder.ranks.min_across_ranks(resident_bytes(weights))
+        host_bytes, moe = expert_bytes(weights, host_layers), decoder.config.moe
+        num_bytes = decoder.ranks.min_across_ranks(resident_bytes(weights) - host_bytes)
+        chosen = 0.0 if moe is None else moe.experts_per_token / moe.num_experts
+        host_row_bytes = int(host_bytes * chosen)
         is_quantized = bool(decoder.ranks.min_across_ranks(int(has_quantized(weights))))
         num_layers = len(weights.layers)
         has_states = decoder.config.mixer is not None
         costs = StepCosts.on_gpu(
-            num_bytes, num_layers, is_quantized=is_quantized, has_states=has_states
+            num_bytes,
+            num_layers,
+            is_quantized=is_quantized,
+            has_states=has_states,
+            host_row_bytes=host_row_bytes,
         )
         max_rows = 1 if graphs.verification is None else graphs.verification.max_rows
-        step_s = gpu_step_s(num_bytes, num_layers)
+        step_s = gpu_step_s(num_bytes, num_layers, host_row_bytes)
     if decoder.config.mixer is not None:
         max_rows = min(max_rows, 1 + num_verified_states)
     # On a GPU a step of several rows differs from one of one row in the last bits of the logits. If
@@ -80,6 +88,7 @@ def draft_model(config: EngineConfig) -> tuple[Path, EngineConfig]:
     return path, replace(
         config,
         draft=None,
+        cpu_experts="auto",
         dummy=None,
         ctx_size_tokens=ctx_size_tokens,
         cache_tokens=None,

@@ -1,5 +1,6 @@
 """Mixture of experts in kernels, without the host, as CUDA graphs need it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,22 +17,21 @@ from swiftchat.cuda.ops.moe.grouped_experts import (
     grouped_fits,
     grouped_gate_up,
 )
-from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, route, router
 from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
-from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.router import LayerRouter, RouterKernels, routing_fits
 from swiftchat.engine.model.moe import Experts
 from swiftchat.weights.architectures.parts.mlp import Moe
 from swiftchat.weights.architectures.parts.model import ModelConfig
-from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """What the kernels of a layer read; the router's biases and the experts' scales are fp32.
+    """What the kernels of a layer read.
 
     `has_gemv`: kernels of their own compute a few tokens. `all_inputs` and `all_outputs` are the
     matrices for a few tokens: parts of the shared expert are the last ones, if the kernels compute
-    it with the others. Its own router then is the last row of `router_rows`.
+    it with the others. The router then computes its gate.
     """
 
     inputs: ExpertMatrices
@@ -39,11 +39,7 @@ class LayerKernels:
     all_inputs: ExpertMatrices
     all_outputs: ExpertMatrices
     has_gemv: bool
-    router: GpuPlainWeight
-    router_rows: Tensor
-    bias: Tensor | None
-    correction: Tensor | None
-    scales: Tensor | None
+    router: LayerRouter
 
 
 class ExpertKernels:
@@ -56,10 +52,7 @@ class ExpertKernels:
     def __init__(self, kernels: LinearKernels, config: ModelConfig) -> None:
         self._kernels, self._hidden_size, self._moe = kernels, config.hidden_size, config.moe
         self._layers: dict[int, LayerKernels | None] = {}
-        self._workspace: RouterWorkspace | None = None
-        if config.moe is not None:
-            num_experts = config.moe.num_experts
-            self._workspace = RouterWorkspace(kernels.gpu, MAX_GEMV_ROWS, num_experts)
+        self._router = RouterKernels(kernels, config)
         self._limit = config.activation.limit or 0.0  # of gates and of up
 
     @property
@@ -80,22 +73,9 @@ class ExpertKernels:
         """
         own = self._layer(layer, experts)
         assert own is not None  # see `support`
-        n, chosen = len(x), self._config.experts_per_token
-        logits = own.router.matmul_fp32(x if router_input is None else router_input)
-        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
-        weights = torch.empty(n, chosen, device=x.device)
-        routing = routing_of(self._config.router)
-        gpu = self._kernels.gpu
-        route(
-            gpu,
-            logits,
-            ids,
-            weights,
-            routing,
-            bias=own.bias,
-            correction=own.correction,
-            scales=own.scales,
-        )
+        n = len(x)
+        ids, weights = self._choices(n)
+        self._router.choose(own.router, x if router_input is None else router_input, ids, weights)
         if own.has_gemv and n <= MAX_GEMV_ROWS:
             out = torch.empty(x.shape, device=x.device)
             self._each(own, x, ids, weights, out)
@@ -120,36 +100,30 @@ class ExpertKernels:
         experts: Experts,
         expert_norm: Tensor | None = None,
         out: Tensor | None = None,
+        beside: Callable[[], None] | None = None,
     ) -> None:
         """Add the weighted sum of the experts' outputs to the stream x fp32 in place, or to `out`.
 
         Router and experts read the norm of x, the experts one with other weights if `expert_norm`.
+        `beside` is called once: it launches what adds to the same sum, and may run meanwhile.
         """
         own = self._layer(layer, experts)
-        assert own is not None and self._workspace is not None  # see `adds`
-        n, num_shared = len(x), own.all_inputs.num_shared
-        chosen = self._config.experts_per_token + num_shared
-        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
-        weights = torch.empty(n, chosen, device=x.device)
-        normed = own.router_rows.new_empty(x.shape)
-        router(
-            self._kernels.gpu,
-            x,
-            norm,
-            own.router_rows,
-            normed,
-            ids,
-            weights,
-            routing_of(self._config.router),
-            self._workspace,
-            bias=own.bias,
-            correction=own.correction,
-            scales=own.scales,
-            expert_norm=expert_norm,
-            num_shared=num_shared,
-            shared_gate=len(own.router_rows) > len(own.router.tensor),
+        assert own is not None  # see `adds`
+        num_shared = own.all_inputs.num_shared
+        ids, weights = self._choices(len(x), num_shared)
+        normed = own.router.rows.new_empty(x.shape)
+        self._router.choose_of_norm(
+            own.router, x, norm, normed, ids, weights, expert_norm, num_shared
         )
         self._each(own, normed, ids, weights, x if out is None else out, accumulate=True)
+        if beside is not None:
+            beside()
+
+    def _choices(self, n: int, num_shared: int = 0) -> tuple[Tensor, Tensor]:
+        """Return memory for the experts of n tokens and their weights."""
+        shape, device = (n, self._config.experts_per_token + num_shared), self._kernels.gpu.device
+        ids = torch.empty(shape, dtype=torch.int32, device=device)
+        return ids, torch.empty(shape, device=device)
 
     def _each(
         self,
@@ -233,7 +207,7 @@ class ExpertKernels:
             or self._hidden_size % 8
         ):
             return None
-        has_gemv, rows = self._has_gemv(inputs, outputs, dtype), experts.router
+        has_gemv, gate = self._has_gemv(inputs, outputs, dtype), None
         every = inputs, outputs
         shared, shared_router = experts.shared, experts.shared_router
         # Its own router would multiply the input of the shared expert, too.
@@ -241,20 +215,9 @@ class ExpertKernels:
         if shared is not None and has_gemv and is_plain:
             appended = with_shared(inputs, outputs, each[0], shared)
             if appended is not None and self._has_gemv(*appended, dtype):
-                every = appended
-                rows = rows if shared_router is None else torch.cat([rows, shared_router])
-        correction = experts.correction
-        return LayerKernels(
-            inputs,
-            outputs,
-            *every,
-            has_gemv,
-            GpuPlainWeight(experts.router, self._kernels),
-            rows,
-            None if experts.router_bias is None else experts.router_bias.float(),
-            None if correction is None else correction.float().view(-1).contiguous(),
-            None if experts.scales is None else experts.scales.float(),
-        )
+                every, gate = appended, shared_router
+        router = LayerRouter.of(experts, self._kernels, gate)
+        return LayerKernels(inputs, outputs, *every, has_gemv, router)
 
     def _has_gemv(
         self, inputs: ExpertMatrices, outputs: ExpertMatrices, dtype: torch.dtype
@@ -262,26 +225,3 @@ class ExpertKernels:
         """Return whether kernels compute the experts of a few tokens by themselves."""
         gpu, chosen = self._kernels.gpu, self._config.experts_per_token + inputs.num_shared
         return experts_fit(gpu, inputs, dtype) and experts_fit(gpu, outputs, dtype, chosen)
-
-
-def routing_fits(router: RouterConfig) -> bool:
-    """Return whether the kernel chooses and weighs experts as this router does."""
-    return (
-        router.scores in ("softmax", "sigmoid")
-        and not router.softcap
-        and router.best_of_group in (1, 2)
-    )
-
-
-def routing_of(router: RouterConfig) -> Routing:
-    """Return the kernel's parameters of a router."""
-    return Routing(
-        sigmoid=router.scores == "sigmoid",
-        by_logits=router.by_logits,
-        num_groups=router.groups,
-        top_groups=router.top_groups,
-        best_of_group=router.best_of_group,
-        normalized=router.normalized,
-        eps=router.eps,
-        scale=router.scale,
-    )

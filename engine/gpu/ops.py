@@ -32,10 +32,18 @@ from swiftchat.weights.parallel.tensor_parallel import Shard
 
 
 class CudaOps(Elementwise):
-    """The operations of a model, or of a rank's shard, on one GPU; see `Ops`."""
+    """The operations of a model, or of a rank's shard, on one GPU; see `Ops`.
+
+    `experts` computes the experts of its layers; None: the GPU's kernels do.
+    """
 
     def __init__(
-        self, kernels: LinearKernels, shard: Shard, ctx_size_tokens: int, max_num_seqs: int
+        self,
+        kernels: LinearKernels,
+        shard: Shard,
+        ctx_size_tokens: int,
+        max_num_seqs: int,
+        experts: ExpertKernels | None = None,
     ) -> None:
         config, gpu = shard.local_config, kernels.gpu
         # cuBLAS may otherwise add bf16 partial sums in bf16.
@@ -49,7 +57,7 @@ class CudaOps(Elementwise):
         self._latent: LatentKernels | None = None
         if config.attention.latent is not None:
             self._latent = LatentKernels(gpu, shard, ctx_size_tokens)
-        self.experts = ExpertKernels(kernels, config)
+        self.experts = experts or ExpertKernels(kernels, config)
         self.mixers = MixerKernels(gpu, config)
         self.norm_offset = float(config.norm.unit_offset and config.norm.kind == "rms")
         self.per_layer = PerLayerKernels(kernels, config, self.norm_offset)

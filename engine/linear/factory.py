@@ -1,7 +1,7 @@
 """What makes the weights of each device."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +21,12 @@ class WeightFactory(Protocol):
     @property
     def blocks(self) -> "BlockFactory | None":
         """What makes weights of GGUF's own blocks, or None."""
+
+    def of(self, name: str) -> "WeightFactory":
+        """Return what makes the weight of a checkpoint's tensor: usually this factory.
+
+        Another one makes weights in main memory, of tensors that a GPU does not hold.
+        """
 
     def plain(self, tensor: Tensor) -> LinearWeight: ...
     def quantized(
@@ -55,6 +61,9 @@ class TorchWeights:
     keeps_quantized = False
     quantizes_activations = True
     blocks = None
+
+    def of(self, name: str) -> Self:
+        return self
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return PlainWeight(tensor)

@@ -274,7 +274,8 @@ class _Assembler:
         """The experts of a checkpoint that has them one below the other, all matrices alike."""
         names = ("experts_gate", "experts_up", "experts_down")
         gate, up, down = (self._required(name, layer=i) for name in names)
-        factory, moe = self._placement.factory, self._config.layers[i].moe
+        factory = self._placement.factory.of(self._slices(names, i)[0][0])
+        moe = self._config.layers[i].moe
         assert moe is not None
         size = moe.expert_size
         # On a GPU the tensors have no values yet: `canonicalize` joins and transposes them.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from swiftchat.engine.cpu.native_weights import NativeWeight
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight
@@ -87,46 +88,59 @@ class _RandomPlacement:
         self._schemes = dummy_schemes(config, scheme)
         self._indices = {name: index for index, name in enumerate(self._shapes)}
         self._activations: ActivationQuantization | None = None
-        # There are tens of thousands of experts: quantized ones on a GPU are copies of one.
-        self._copied: dict[tuple[str, ...], GpuQuantizedWeight] = {}
+        # There are tens of thousands of experts: quantized ones beside a GPU are copies of one.
+        self._copied: dict[tuple[WeightFactory, tuple[str, ...]], LinearWeight] = {}
         if scheme is not None and scheme in W8A8 and factory.quantizes_activations:
             self._activations = ActivationQuantization(W8A8[scheme])
 
     def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
-        return self._own(self._random(slices), slices).to(dtype or self._dtype)
+        tensor = self._own(self._random(slices), slices).to(dtype or self._dtype)
+        return tensor.cpu() if self._is_on_host(slices) else tensor
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         kinds = tuple(self._kinds[name] for name, _ in slices)
-        if kinds in self._copied:
-            return _copy(self._copied[kinds])
+        key = self.factory.of(slices[0][0]), kinds
+        if key in self._copied:
+            return _copy(self._copied[key])
         weight = self._new_weight(slices, is_table=is_table)
-        if kinds[0].startswith("expert_") and isinstance(weight, GpuQuantizedWeight):
-            self._copied[kinds] = weight
+        if kinds[0].startswith("expert_") and self._is_copied(weight):
+            self._copied[key] = weight
         return weight
 
     def _new_weight(self, slices: NamedSlices, *, is_table: bool) -> LinearWeight:
-        whole = self._random(slices)
+        whole, factory = self._random(slices), self.factory.of(slices[0][0])
         weight = self._quantized(whole, slices)
         if weight is None or (is_table and not weight.supports_rows):
-            weight = self.factory.plain(self._own(whole, slices))
-        if self._activations is not None and slices[0][0] in self._schemes:
-            return W8A8Weight(weight, self._activations)
-        return weight
+            own = self._own(whole, slices)
+            own = own.cpu() if self._is_on_host(slices) else own
+            weight = factory.plain(own)
+        if self._activations is None or not factory.quantizes_activations:
+            return weight
+        return W8A8Weight(weight, self._activations) if slices[0][0] in self._schemes else weight
 
     def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
         ((name, part),) = slices
-        shape, kinds = self._shapes[name], (self._kinds[name],)
-        if kinds in self._copied:
-            return [_copy(self._copied[kinds]) for _ in range(shape[0])]
+        shape, factory = self._shapes[name], self.factory.of(name)
+        key = factory, (self._kinds[name],)
+        if key in self._copied:
+            return [_copy(self._copied[key]) for _ in range(shape[0])]
         weights: Sequence[LinearWeight] | None = None
-        if name in self._schemes and self.factory.keeps_quantized:
+        if name in self._schemes and factory.keeps_quantized:
             matrices = of_experts(self._mxfp4(name), shape, part, slice_matrix)
-            weights = quantized_experts(matrices, self.factory, self._dtype)
+            weights = quantized_experts(matrices, factory, self._dtype)
         if weights is None:
-            return [self.factory.plain(each) for each in self.tensor(slices)]
-        if isinstance(weights[0], GpuQuantizedWeight):
-            self._copied[kinds] = weights[0]
+            return [factory.plain(each) for each in self.tensor(slices)]
+        if self._is_copied(weights[0]):
+            self._copied[key] = weights[0]
         return weights
+
+    def _is_on_host(self, slices: NamedSlices) -> bool:
+        return self.factory.of(slices[0][0]) is not self.factory
+
+    def _is_copied(self, weight: LinearWeight) -> bool:
+        """Return whether other experts are copies of this one."""
+        is_beside = isinstance(weight, NativeWeight) and self._device.type != "cpu"
+        return weight.is_quantized and (isinstance(weight, GpuQuantizedWeight) or is_beside)
 
     def _mxfp4(self, name: str) -> Mxfp4:
         """Return random experts, one below the other."""
@@ -157,7 +171,8 @@ class _RandomPlacement:
 
     def _quantized(self, whole: Tensor, slices: NamedSlices) -> LinearWeight | None:
         scheme = self._schemes.get(slices[0][0])
-        if scheme is None or not self.factory.keeps_quantized:
+        factory = self.factory.of(slices[0][0])
+        if scheme is None or not factory.keeps_quantized:
             return None
         parts = []
         for tensor, part in self._split(whole, slices):
@@ -165,7 +180,7 @@ class _RandomPlacement:
             if own is None:
                 return None
             parts.append(own)
-        return self.factory.quantized(parts, self._dtype)
+        return factory.quantized(parts, self._dtype)
 
     def _own(self, whole: Tensor, slices: NamedSlices) -> Tensor:
         """Return the parts of this rank."""
@@ -223,7 +238,9 @@ def _e2m1(groups: Tensor) -> npt.NDArray[Any]:
     return _numpy(low | high << 4)
 
 
-def _copy(weight: GpuQuantizedWeight) -> GpuQuantizedWeight:
+def _copy(weight: LinearWeight) -> LinearWeight:
+    if not isinstance(weight, GpuQuantizedWeight):
+        return weight.reordered(torch.arange(weight.shape[0]))
     matrix, scale = weight.matrix, weight.matrix.row_scale
     row_scale = None if scale is None else scale.clone()
     return replace(weight, matrix=replace(matrix, tiles=matrix.tiles.clone(), row_scale=row_scale))

@@ -70,11 +70,12 @@ def load_weights(
 
     `factory` makes the weights; by default those for torch's operators on this device.
 
-    On the CPU, tensors of the requested dtype are views of the mapped files, so the checkpoint
-    must stay open. Only column parts, and merged matrices (q k v, gate up) that are not adjacent
-    in the file, are copied. On a GPU the files are read once instead of mapped, except for
-    quantized matrices. Matrices stay quantized if `factory` supports their scheme; all others are
-    dequantized. `on_progress` receives (bytes done, total bytes), counted in the files.
+    In main memory (on the CPU, or by `WeightFactory.of`) tensors of the requested dtype are views
+    of the mapped files, so the checkpoint must stay open. Only column parts, and merged matrices
+    (q k v, gate up) that are not adjacent in the file, are copied. On a GPU the files are read once
+    instead of mapped, except for quantized matrices. Matrices stay quantized if `factory` supports
+    their scheme; all others are dequantized. `on_progress` receives (bytes done, total bytes),
+    counted in the files.
 
     Raises `BadModelFile` for a truncated file on its way to a GPU and for quantized values that
     are not finite numbers.
@@ -85,8 +86,21 @@ def load_weights(
         return stream_weights(
             config, checkpoint, dtype, device, on_progress, shard, factory=factory
         )
-    placement = _MappedPlacement(checkpoint, shard, dtype, on_progress, factory)
+    progress = _FileProgress(on_progress, _wanted_bytes(shard, checkpoint))
+    placement = _MappedPlacement(checkpoint, dtype, progress, factory)
     return canonicalize(shard.local_config, assemble(shard, placement, dtype))
+
+
+class _FileProgress:
+    """Counts the bytes of the files that are loaded."""
+
+    def __init__(self, on_progress: Progress, total_bytes: int) -> None:
+        self.done_bytes = 0
+        self._on_progress, self._total_bytes = on_progress, total_bytes
+
+    def add(self, nbytes: int) -> None:
+        self.done_bytes += nbytes
+        self._on_progress(self.done_bytes, self._total_bytes)
 
 
 class _MappedPlacement:
@@ -95,48 +109,43 @@ class _MappedPlacement:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        shard: Shard,
         dtype: torch.dtype,
-        on_progress: Progress,
+        progress: _FileProgress,
         factory: WeightFactory,
     ) -> None:
         self.factory = factory
-        self._checkpoint, self._dtype = checkpoint, dtype
+        self._checkpoint, self._dtype, self._progress = checkpoint, dtype, progress
         self._device = torch.device("cpu")
-        self._on_progress, self._done_bytes = on_progress, 0
-        self._total_bytes = _wanted_bytes(shard, checkpoint)
 
     def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
         if _has_quantized(self._checkpoint, slices):
-            self._count(sum(self._checkpoint.nbytes(name) for name, _ in slices))
+            self._progress.add(sum(self._checkpoint.nbytes(name) for name, _ in slices))
             tensor = dequantize(self._checkpoint, slices, self._dtype, self._device)
             self._checkpoint.release_pages()
             return tensor
         parts = _file_parts(self._checkpoint, slices)
-        self._count(sum(part.nbytes for part in parts))
+        self._progress.add(sum(part.nbytes for part in parts))
         return _join(self._checkpoint, parts).to(dtype or self._dtype)
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
+        factory = self.factory.of(slices[0][0])
         if not _has_quantized(self._checkpoint, slices):
-            return self.factory.plain(self.tensor(slices))
-        self._count(sum(self._checkpoint.nbytes(name) for name, _ in slices))
+            return factory.plain(self.tensor(slices))
+        self._progress.add(sum(self._checkpoint.nbytes(name) for name, _ in slices))
         weight = load_matrix(
-            self._checkpoint, slices, self.factory, self._dtype, self._device, is_table=is_table
+            self._checkpoint, slices, factory, self._dtype, self._device, is_table=is_table
         )
         self._checkpoint.release_pages()
         return weight
 
     def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
+        factory = self.factory.of(slices[0][0])
         if not _has_quantized(self._checkpoint, slices):
-            return [self.factory.plain(each) for each in self.tensor(slices)]
-        self._count(sum(self._checkpoint.nbytes(name) for name, _ in slices))
-        weights = load_experts(self._checkpoint, slices, self.factory, self._dtype, self._device)
+            return [factory.plain(each) for each in self.tensor(slices)]
+        self._progress.add(sum(self._checkpoint.nbytes(name) for name, _ in slices))
+        weights = load_experts(self._checkpoint, slices, factory, self._dtype, self._device)
         self._checkpoint.release_pages()
         return weights
-
-    def _count(self, nbytes: int) -> None:
-        self._done_bytes += nbytes
-        self._on_progress(self._done_bytes, self._total_bytes)
 
 
 def stream_weights(
@@ -161,14 +170,15 @@ def stream_weights(
     for file in {info.file for info in checkpoint.tensors.values()} if loads else ():
         checkpoint.map(file)  # once, by one thread
     with contextlib.closing(run_ahead(loads, num_readers or default_readers(), device)) as loaded:
-        placement = _StreamedPlacement(
-            checkpoint, shard, dtype, device, on_progress, factory, loaded
-        )
-        weights = assemble(shard, placement, dtype)
+        progress = _FileProgress(on_progress, _wanted_bytes(shard, checkpoint))
+        streamed = _StreamedPlacement(checkpoint, dtype, device, progress, factory, loaded)
+        mapped = _MappedPlacement(checkpoint, dtype, progress, factory)
+        weights = assemble(shard, _DividedPlacement(streamed, mapped), dtype)
+    before_bytes = progress.done_bytes
     stream_in(
-        placement.copies,
+        streamed.copies,
         device,
-        placement.on_streamed,
+        lambda done_bytes: progress.add(before_bytes + done_bytes - progress.done_bytes),
         num_readers,
         staging_bytes,
     )
@@ -181,10 +191,9 @@ class _StreamedPlacement:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        shard: Shard,
         dtype: torch.dtype,
         device: torch.device,
-        on_progress: Progress,
+        progress: _FileProgress,
         factory: WeightFactory,
         loaded: Iterator[Any],
     ) -> None:
@@ -192,8 +201,7 @@ class _StreamedPlacement:
         self.copies: list[Copy] = []
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
         self._loaded = loaded  # Tensor or LinearWeight, in the order of the calls
-        self._on_progress, self._done_bytes = on_progress, 0
-        self._total_bytes = _wanted_bytes(shard, checkpoint)
+        self._progress = progress
 
     def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
         if _has_quantized(self._checkpoint, slices):
@@ -214,15 +222,31 @@ class _StreamedPlacement:
         weights: Sequence[LinearWeight] = self._next_loaded(slices)
         return weights
 
-    def on_streamed(self, done_bytes: int) -> None:
-        self._on_progress(self._done_bytes + done_bytes, self._total_bytes)
-
     def _next_loaded(self, slices: NamedSlices) -> Any:
         loaded = next(self._loaded)
         self._checkpoint.release_pages()
-        self._done_bytes += sum(self._checkpoint.nbytes(name) for name, _ in slices)
-        self._on_progress(self._done_bytes, self._total_bytes)
+        self._progress.add(sum(self._checkpoint.nbytes(name) for name, _ in slices))
         return loaded
+
+
+class _DividedPlacement:
+    """Weights on a GPU, but those with another factory in main memory."""
+
+    def __init__(self, streamed: _StreamedPlacement, mapped: _MappedPlacement) -> None:
+        self.factory = streamed.factory
+        self._streamed, self._mapped = streamed, mapped
+
+    def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
+        return self._of(slices).tensor(slices, dtype=dtype)
+
+    def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
+        return self._of(slices).weight(slices, is_table=is_table)
+
+    def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
+        return self._of(slices).experts(slices)
+
+    def _of(self, slices: NamedSlices) -> _StreamedPlacement | _MappedPlacement:
+        return self._mapped if _is_mapped(slices, self.factory) else self._streamed
 
 
 def _quantized_loads(
@@ -237,7 +261,7 @@ def _quantized_loads(
     assemble(shard, requests, dtype)
     loads: list[Callable[[], Any]] = []
     for slices, kind in requests.found:
-        if not _has_quantized(checkpoint, slices):
+        if not _has_quantized(checkpoint, slices) or _is_mapped(slices, factory):
             continue
         if kind == "tensor":
             loads.append(partial(dequantize, checkpoint, slices, dtype, device))
@@ -272,6 +296,11 @@ class _RequestList:
         self.found.append((slices, "experts"))
         whole = torch.empty(self._shapes[slices[0][0]], device="meta")
         return [self.factory.plain(each) for each in whole]
+
+
+def _is_mapped(slices: NamedSlices, factory: WeightFactory) -> bool:
+    """Return whether the weight of these tensors is in main memory, for a factory of a GPU."""
+    return factory.of(slices[0][0]) is not factory
 
 
 def _has_quantized(checkpoint: Checkpoint, slices: NamedSlices) -> bool:

@@ -18,7 +18,7 @@ from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
-_MIN_CONTEXT_TOKENS = 256
+MIN_CONTEXT_TOKENS = 256
 _NUM_SNAPSHOTS = 16  # of states, for about eight turns
 _DEFAULT_CONTEXT_FRACTION = 0.5  # of the room for a cache, if no context was requested
 
@@ -176,7 +176,7 @@ def plan_cache(
     context = requested or max_context_tokens
     if requested is None:
         default = int(max_tokens * _DEFAULT_CONTEXT_FRACTION) // size * size
-        context = min(context, max(default, _MIN_CONTEXT_TOKENS))
+        context = min(context, max(default, MIN_CONTEXT_TOKENS))
     num_blocks = -(-max(context, config.cache_tokens or 0) // size)
     if num_blocks * size > max_tokens:
         wanted_bytes = num_blocks * size * bytes_per_token

@@ -1,6 +1,6 @@
 """The weights of a decoder: of its layers, and of what comes before and after them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -146,9 +146,13 @@ def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
     return per_layer + (0 if is_head else weights.embed.nbytes)
 
 
-def expert_bytes(weights: DecoderWeights) -> int:
-    """Bytes of the routed experts: of these, a token reads only the chosen ones."""
-    routed = (layer.experts.each for layer in weights.layers if layer.experts is not None)
+def expert_bytes(weights: DecoderWeights, layers: Collection[int] | None = None) -> int:
+    """Bytes of the routed experts of some or all layers: a token reads only the chosen ones."""
+    routed = (
+        layer.experts.each
+        for i, layer in enumerate(weights.layers)
+        if layer.experts is not None and (layers is None or i in layers)
+    )
     return sum(t.nbytes for experts in routed for expert in experts for t in expert.tensors)
 
 

@@ -78,7 +78,10 @@ def _num_gpus(first: "torch.device") -> int:
 
 
 def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str, Scheme]) -> int:
-    """Return the smallest number of ranks with which every GPU has room for its shard."""
+    """Return the smallest number of ranks with which every GPU has room for its shard.
+
+    If there is none, 1 for a model with experts, some of which then are in main memory.
+    """
     import torch
 
     from swiftchat.engine.device.device import available_bytes, find_device
@@ -94,7 +97,8 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
     chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
 
     def free_bytes(index: int) -> int:  # a query takes some of the GPU's memory
-        return available_bytes(torch.device("cuda", start + index))
+        free = available_bytes(torch.device("cuda", start + index))
+        return min(free, config.gpu_memory_bytes or free)
 
     for tp, least_bytes in rank_counts(tp_choices(shape), config.pp, _num_gpus(first), free_bytes):
         shards = [shard_of(shape, tp, 0, stage, config.pp) for stage in range(config.pp)]
@@ -117,4 +121,6 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
             too_small = OutOfMemory(f"on {tp * config.pp} GPUs: {error.message}", error.hint)
         else:
             return tp
+    if shape.moe is not None and config.pp == 1:
+        return 1  # experts go to main memory
     raise too_small

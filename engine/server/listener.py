@@ -206,7 +206,9 @@ class Listener:
             idle_s=self._server.idle_s,
             num_terminals=self._server.num_guests,
             device=info.get("device", ""),
-            device_bytes=info.get("weights_bytes", 0) + info.get("cache_bytes", 0),
+            device_bytes=info.get("weights_bytes", 0)
+            - info.get("host_bytes", 0)
+            + info.get("cache_bytes", 0),
             ctx_size_tokens=info.get("ctx_size_tokens", 0),
             keep_alive_s=self._server.keep_alive_s,
             ends_in_s=self._server.ends_in_s,

@@ -7,10 +7,12 @@ _SMOOTHING, _SMOOTHING_DOWN = 0.1, 0.4  # weights of a new measurement
 # On a GPU, measured on an H200 (docs/performance-gpu.md): what a captured step of so many rows
 # costs more than one with a single row, by kind of weights; what mixers with a state add, which
 # compute one row after the other (on an H100); the host's part of a verification; the speed of
-# reading weights, and the time of a layer's kernels beyond that.
+# reading weights, and the time of a layer's kernels beyond that; the speed of reading experts in
+# main memory, of which each row reads others.
 _MORE_ROWS, _MORE_ROWS_QUANTIZED = {8: 0.15, 16: 0.25}, {8: 0.45, 16: 1.0}
 _STATES = 0.12
 _HOST_S, _BYTES_PER_S, _LAYER_S = 0.15e-3, 4e12, 10e-6
+_HOST_BYTES_PER_S = 6e10
 
 
 class StepCosts:
@@ -27,12 +29,21 @@ class StepCosts:
 
     @classmethod
     def on_gpu(
-        cls, weights_bytes: int, num_layers: int, *, is_quantized: bool, has_states: bool
+        cls,
+        weights_bytes: int,
+        num_layers: int,
+        *,
+        is_quantized: bool,
+        has_states: bool,
+        host_row_bytes: int = 0,
     ) -> "StepCosts":
-        """Estimate the costs of captured steps."""
-        added = _HOST_S / gpu_step_s(weights_bytes, num_layers) + has_states * _STATES
+        """Estimate the costs of captured steps; a row reads `host_row_bytes` of main memory."""
+        on_gpu_s = gpu_step_s(weights_bytes, num_layers)
+        step_s = gpu_step_s(weights_bytes, num_layers, host_row_bytes)
+        share, added = on_gpu_s / step_s, _HOST_S / step_s
         rows = _MORE_ROWS_QUANTIZED if is_quantized else _MORE_ROWS
-        return cls(0.0, {size: more + added for size, more in rows.items()})
+        more = {size: (each + has_states * _STATES) * share for size, each in rows.items()}
+        return cls(1 - share, {size: each + added for size, each in more.items()})
 
     def cost(self, num_rows: int) -> float:
         if num_rows <= 1:
@@ -58,6 +69,7 @@ def smoothed(before_s: float | None, duration_s: float) -> float:
     return before_s + _SMOOTHING * (min(duration_s, 2 * before_s) - before_s)
 
 
-def gpu_step_s(weights_bytes: int, num_layers: int) -> float:
+def gpu_step_s(weights_bytes: int, num_layers: int, host_row_bytes: int = 0) -> float:
     """Estimate the duration of a captured decode step of one row in seconds."""
-    return weights_bytes / _BYTES_PER_S + num_layers * _LAYER_S
+    on_gpu_s = weights_bytes / _BYTES_PER_S + num_layers * _LAYER_S
+    return on_gpu_s + host_row_bytes / _HOST_BYTES_PER_S

@@ -25,6 +25,17 @@ STREAM_TENSORS = (
 # In a layer with an MLP and experts: the output of the first, input and output of the others.
 EXPERT_NORMS = ("dense_out_norm", "experts_norm", "experts_out_norm")
 
+# The matrices of the experts that a router chooses.
+ROUTED_EXPERTS = (
+    *("expert_gate", "expert_up", "expert_down"),  # one tensor for each expert
+    *("experts_gate_up", "experts_gate", "experts_up", "experts_down"),
+)
+
+
+def is_of_routed_expert(canonical: str) -> bool:
+    """Return whether a canonical tensor is a matrix or bias of the routed experts."""
+    return canonical.removesuffix("_bias") in ROUTED_EXPERTS
+
 
 def tensor_name(
     config: ModelConfig, canonical: str, layer: int | None = None, index: int | None = None

@@ -54,7 +54,7 @@ static int num_chunks(const Op *op, const Run *run, int phase) {
     int n = memory.num_rows, num_rows = memory.routed.num_rows + memory.shared.num_rows;
     switch (phase) {
         case SCORE:
-            return score_chunks(o, n);
+            return run->chosen ? 0 : score_chunks(o, n);
         case CHOOSE:
             return ceil_div(n, CHOOSE_ROWS);
         case NUMBER:
@@ -94,13 +94,28 @@ static void input_row(const MoeOp *op, const float *x, int row, const ExpertRows
         memcpy(rows->x + (size_t)to * op->hidden_size, from, (size_t)op->hidden_size * sizeof(float));
 }
 
-/* All pairs of a single row read the first row of `routed`. */
+/* The most pairs of one expert. */
+static int most_pairs(const Routes *routes) {
+    int most = 0;
+    for (int slot = 0; slot < *routes->num_slots; slot++)
+        most = max_int(most, routes->slot_first[slot + 1] - routes->slot_first[slot]);
+    return most;
+}
+
+/* All experts of a single row read the first rows of `routed`: one, unless given routes repeat an
+   expert. */
 static void choose(const MoeOp *op, const Run *run, const MoeMemory *memory, int chunk) {
     int first = chunk * CHOOSE_ROWS, last = min_int(memory->num_rows, first + CHOOSE_ROWS);
-    for (int row = first; row < last; row++) moe_choose(op, memory, row);
+    for (int row = first; row < last; row++) {
+        if (run->chosen)
+            moe_take_routes(op, run, memory, row);
+        else
+            moe_choose(op, memory, row);
+    }
     if (memory->num_rows > 1) return;
     moe_number_pairs(op, memory);
-    input_row(op, run->buffers[op->x], 0, &memory->routed, 0);
+    for (int i = 0; i < most_pairs(&memory->routes); i++)
+        input_row(op, run->buffers[op->x], 0, &memory->routed, i);
     if (memory->shared.num_rows) input_row(op, run->buffers[op->x], 0, &memory->shared, 0);
 }
 

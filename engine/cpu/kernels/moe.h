@@ -45,5 +45,7 @@ void moe_score(const MoeOp *op, const MoeMemory *memory, const float *x, int fir
                int first_expert, int num_experts);
 /* Choose the experts of one row. */
 void moe_choose(const MoeOp *op, const MoeMemory *memory, int row);
+/* Take the experts of one row that the run gives. */
+void moe_take_routes(const MoeOp *op, const Run *run, const MoeMemory *memory, int row);
 /* Number the pairs and the slots of all rows. */
 void moe_number_pairs(const MoeOp *op, const MoeMemory *memory);

@@ -155,6 +155,16 @@ void moe_choose(const MoeOp *op, const MoeMemory *memory, int row) {
         for (int i = 0; i < k; i++) chosen_weights[i] *= op->expert_scales[chosen[i]];
 }
 
+void moe_take_routes(const MoeOp *op, const Run *run, const MoeMemory *memory, int row) {
+    const int k = op->experts_per_token;
+    const size_t first = (size_t)row * k;
+    for (int i = 0; i < k; i++) {
+        int expert = run->chosen[first + i], exists = expert >= 0 && expert < op->num_experts;
+        insert(memory->routes.chosen + first, memory->routes.weight + first, i, exists ? expert : 0,
+               exists ? run->chosen_weights[first + i] : 0);
+    }
+}
+
 void moe_number_pairs(const MoeOp *op, const MoeMemory *memory) {
     const Routes *r = &memory->routes;
     int k = op->experts_per_token, num_pairs = memory->num_rows * k, slots = 0, first = 0;

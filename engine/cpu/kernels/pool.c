@@ -305,7 +305,8 @@ int pool_run(Pool *pool, const Run *run, int num_phases, size_t scratch_bytes) {
     int is_limited = run->num_threads < pool->num_threads;
     int active = min_int(max_int(1, run->num_threads), pool->thread_count.active);
     uint64_t start = clock_ns(), num_chunks = 0;
-    for (int i = 0; i < active; i++)
+    /* Of all threads, so that a program that has run once needs no more memory. */
+    for (int i = 0; i < pool->num_threads; i++)
         if (!grow_scratch(&pool->workers[i], scratch_bytes)) return 1;
     for (int i = 0; i < num_phases; i++) {
         num_chunks += (uint64_t)pool->phases[i].num_chunks;

@@ -179,7 +179,8 @@ typedef struct {
 /* Mixture of experts: out = the weighted sum of the chosen experts' MLPs, as
    engine/reference/moe.py defines it. `shared` is computed for all rows; num_experts 0 never occurs. The
    gate_up matrices of all experts but the shared one are integer matrices or all are float ones,
-   likewise the down matrices. `exact` as for LinearOp. The router's matrices are float ones. */
+   likewise the down matrices. `exact` as for LinearOp. The router's matrices are float ones;
+   a run that gives the routes uses none, and `shared_size` is 0. */
 typedef struct {
     OpHeader header;
     Source x, router_x; /* the router reads router_x, which may be x */
@@ -344,14 +345,31 @@ typedef struct {
 
 /* One batch. `sets` are the sets of adapters of the tokens, -1 for none; NULL: no token has any.
    `embeddings` are rows that replace those of the table of embeddings, NULL for none; NULL: no
-   token has one. The caller allocates `buffers` (one pointer per buffer, 64-byte aligned, rows of
-   `width` floats without padding) and `workspace`. */
+   token has one. `chosen` are the experts of each row, `chosen_weights` their weights, both [rows,
+   experts_per_token]; an expert that does not exist has no weight; NULL: routers choose. The caller
+   allocates `buffers` (one pointer per buffer, 64-byte aligned, rows of `width` floats without
+   padding) and `workspace`. */
 typedef struct {
     int32_t num_tokens, num_logits, num_spans, num_threads;
     const int32_t *ids, *positions, *second_positions, *slots, *logits_rows, *sets;
     const float *const *embeddings;
+    const int32_t *chosen;
+    const float *chosen_weights;
     const Span *spans;
     float *const *buffers;
     const Buffer *widths; /* of the program */
     uint8_t *workspace;   /* shared by the threads, `workspace_bytes` of the program */
 } Run;
+
+/* What a GPU requests: `failed` is 1 after a run for which memory was out. */
+typedef struct {
+    void *pool; /* Pool */
+    const Program *program;
+    Run *run;
+    int32_t failed;
+} HostCall;
+
+/* The words of 64 bits of a mailbox, in memory that a GPU writes and reads: the number of the last
+   request at 0, that of the last call that was made, the address of the HostCall that is wanted; each
+   in a cache line of its own. Requests are numbered from 1 on, and wait for each other. */
+enum { MAILBOX_DONE = 8, MAILBOX_CALL = 16, MAILBOX_WORDS = 24 };

@@ -62,3 +62,7 @@ EXPORT int run_program(Pool *pool, const Program *program, Run *run) {
     }
     return pool_run(pool, run, n, scratch_bytes(program, run));
 }
+
+EXPORT void run_host_call(HostCall *call) {
+    call->failed = run_program(call->pool, call->program, call->run);
+}

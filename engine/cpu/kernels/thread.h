@@ -25,6 +25,10 @@ static inline int thread_start(Thread *thread, ThreadFunction function, void *ar
 }
 static inline void thread_join(Thread thread) { pthread_join(thread, NULL); }
 static inline void thread_yield(void) { sched_yield(); }
+static inline void thread_sleep_ns(uint64_t ns) {
+    struct timespec time = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    nanosleep(&time, NULL);
+}
 static inline void lock_create(Lock *lock) { pthread_mutex_init(lock, NULL); }
 static inline void lock_destroy(Lock *lock) { pthread_mutex_destroy(lock); }
 static inline void lock_acquire(Lock *lock) { pthread_mutex_lock(lock); }

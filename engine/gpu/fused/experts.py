@@ -1,6 +1,7 @@
 """The pending output of a layer's experts, which their kernels add to the stream."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -73,15 +74,17 @@ class ExpertSum(Pending):
         return [own for own in (self._x, self._router_input) if isinstance(own, Reading)]
 
     def add_to(self, total: Tensor) -> None:
-        x, shared, inner = self._x, self._separate, None
+        x, shared = self._x, self._separate
+        add_shared: Callable[[], None] | None = None
         assert isinstance(x, Normed)
         if shared is not None and self._activation is not None:
             # The shared expert reads the stream before anything is added to it.
             gate_up = Matmul(self._kernels, x, shared.gate_up, shared.gate_up_bias)
             inner = gate_up.act_and_mul(self._activation)
+            if inner is not None:
+                down = Matmul(self._kernels, inner, shared.down, shared.down_bias)
+                add_shared = partial(down.add_to, total)
         norm, expert_norm = x.rms, None
         if isinstance(self._router_input, Normed):
             norm, expert_norm = self._router_input.rms, x.rms.weight
-        self._experts.add(self._layer, x.rows, norm, self._weights, expert_norm, total)
-        if shared is not None and inner is not None:
-            Matmul(self._kernels, inner, shared.down, shared.down_bias).add_to(total)
+        self._experts.add(self._layer, x.rows, norm, self._weights, expert_norm, total, add_shared)

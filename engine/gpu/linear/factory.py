@@ -7,6 +7,7 @@ from torch import Tensor
 
 from swiftchat.engine.gpu.linear.plain import GpuMergedWeight, GpuPlainWeight, LinearKernels
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight, packed_matrix
+from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import QuantizedMatrix
 
@@ -20,6 +21,9 @@ class KernelWeights:
 
     def __init__(self, kernels: LinearKernels) -> None:
         self._kernels = kernels
+
+    def of(self, name: str) -> WeightFactory:
+        return self
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return GpuPlainWeight(tensor, self._kernels)

@@ -16,6 +16,7 @@ from swiftchat.engine.gpu.coverage import kernels_cover
 from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS, prefill_sizes
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.moe import ExpertKernels
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.gpu.steps.graphs import Graphs, build_graphs
 from swiftchat.engine.gpu.steps.head_chain import HeadChain
@@ -43,7 +44,6 @@ class GpuBackEnd:
     default_chunk_tokens: ClassVar[int] = 4096
     is_reference: ClassVar[bool] = False
     has_spare_states: ClassVar[bool] = True
-    description: ClassVar[str] = ""
 
     @classmethod
     def open(
@@ -71,6 +71,10 @@ class GpuBackEnd:
         return cls(LinearKernels(Gpu(device, CubinCache(cubins)), shape.hidden_size))
 
     @property
+    def description(self) -> str:
+        return ""
+
+    @property
     def factory(self) -> WeightFactory:
         return KernelWeights(self.kernels)
 
@@ -91,11 +95,16 @@ class GpuBackEnd:
     def decoder(self, parts: DecoderParts) -> tuple[Decoder, KVCache]:
         """As `BackEnd.decoder`; allocates the peer buffers of the ranks."""
         shard, ranks = parts.shard, parts.ranks
-        ops = CudaOps(self.kernels, shard, parts.ctx_size_tokens, parts.max_num_seqs)
+        sizes = parts.ctx_size_tokens, parts.max_num_seqs
+        ops = CudaOps(self.kernels, shard, *sizes, self.experts(parts))
         if isinstance(ranks, GpuCommunicator):
             ranks.allocate_peer_buffers(self.gpu, shard.config)
         decoder = Decoder(shard.local_config, parts.weights, ops, ranks, parts.stages)
         return decoder, parts.new_cache(ops.heads_first)
+
+    def experts(self, parts: DecoderParts) -> ExpertKernels:
+        """Return what computes the experts of a rank's layers."""
+        return ExpertKernels(self.kernels, parts.shard.local_config)
 
     def graphs(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.model import memory
+from swiftchat.chat.model.description import property_text
 from swiftchat.chat.model.memory import (
     DeviceMemory,
     dequantized_note,
@@ -21,6 +22,7 @@ from swiftchat.engine.cpu.library import choose_kernels
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.errors import UsageError
 from swiftchat.weights.model.directory import Model
+from tests.support import tiny
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.zero_model import make_zero_model
 
@@ -55,6 +57,25 @@ def test_a_second_model_fits_with_a_context_as_large(
     mapped = replace(INFO, weights_bytes=enough, cache_bytes=0)
     assert fits(INFO, mapped, 4 * enough, total=4 * enough)
     assert not fits(INFO, *[mapped] * 4, 4 * enough, total=4 * enough)
+
+
+def test_show_says_which_experts_would_be_in_main_memory(tmp_path: Path) -> None:
+    config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+    tiny.make("qwen3-moe", tmp_path, **config)
+    model, main_memory = Model.open(tmp_path), DeviceMemory("CPU", 10**10, 10**10)
+    each = sum(
+        nbytes for name, (_, nbytes) in model.stored_tensors.items() if ".1.mlp.experts." in name
+    )
+    needed = model.weights_bytes + 256 * memory.cache_bytes_per_token(model)
+    for missing, num_layers in ((0, None), (1, 1), (each, 1), (each + 1, 2), (3 * each + 1, None)):
+        gpu = DeviceMemory("GPU 0", 10**10, -(-(needed - missing) * 100 // 85))
+        row = memory.context_limits(model, main_memory, [gpu])[1]
+        assert row.get("expert_layers_in_main_memory") == num_layers, missing
+        placed = f"with the experts of {num_layers} of 3 layers in main memory"
+        assert property_text("fits", [row]).endswith(placed) == (num_layers is not None)
+    small = replace(main_memory, free_bytes=each - 1)
+    gpu = DeviceMemory("GPU 0", 10**10, -(-(needed - each) * 100 // 85))
+    assert "expert_layers" not in memory.context_limits(model, small, [gpu])[1]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from swiftchat.chat import cli
 from swiftchat.chat.options.duration import Duration
-from swiftchat.chat.options.option_types import Number, RankCount
+from swiftchat.chat.options.option_types import MAX_RANKS, Number, NumberOrAuto
 from swiftchat.chat.options.parameter import ChoiceParameter
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
@@ -15,7 +15,7 @@ from swiftchat.weights.convert.convert import convert, estimate_conversion
 from tests.support.zero_model import make_zero_model
 
 HUGE = "9" * 400
-BOUNDED = (click.IntRange, RankCount, Number, Size, Duration)
+BOUNDED = (click.IntRange, NumberOrAuto, Number, Size, Duration)
 
 
 def options_of(command: click.Command, name: str) -> Iterator[tuple[str, click.Parameter]]:
@@ -64,7 +64,7 @@ def test_values_out_of_bounds_are_refused(text: str) -> None:
 @pytest.mark.parametrize("value", ["0", 0, -1, True, "x", 1025])
 def test_a_number_of_ranks_is_checked_in_files_too(value: object) -> None:
     with pytest.raises(click.BadParameter, match="neither auto nor a number from 1 to 1024"):
-        RankCount().convert(value, None, None)
+        NumberOrAuto(1, MAX_RANKS).convert(value, None, None)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """GPT-OSS with MXFP4 experts on a GPU: they stay packed, and decode steps are captured."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import SamplingParams
 from tests.support import tiny
+from tests.support.expert_models import make_mxfp4
 from tests.support.gpu_engines import decode_logits, gpu_engine
 
 pytestmark = pytest.mark.gpu
@@ -18,19 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mxfp4")
-    tiny.make("gpt-oss", path, hidden_size=64, intermediate_size=96, num_attention_heads=8)
-    tensors = load_file(path / "model.safetensors")
-    generator = torch.Generator().manual_seed(3)
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, columns, rows = tensors.pop(name).shape
-        shape = (experts, rows, columns // 32)
-        blocks = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
-        scales = torch.randint(121, 125, shape, dtype=torch.uint8, generator=generator)
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    save_file(tensors, path / "model.safetensors")
-    config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (path / "config.json").write_text(json.dumps(config))
+    make_mxfp4(path)
     return path
 
 

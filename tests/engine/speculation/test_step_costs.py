@@ -2,7 +2,7 @@
 
 import pytest
 
-from swiftchat.engine.speculation.step_costs import StepCosts
+from swiftchat.engine.speculation.step_costs import StepCosts, gpu_step_s
 
 
 def costs(weights_bytes: int = 16 * 10**9, **kind: bool) -> list[float]:
@@ -24,3 +24,14 @@ def test_quantized_weights_and_states_cost_more(kind: str) -> None:
 
 def test_the_host_counts_more_beside_a_short_step() -> None:
     assert costs(10**9)[1] > costs(16 * 10**9)[1]
+
+
+def test_each_row_reads_other_experts_in_main_memory() -> None:
+    kind = {"is_quantized": False, "has_states": False}
+    as_long = int(6e10 * gpu_step_s(10**9, 32))  # main memory takes as long as the GPU
+    plain, placed = (
+        StepCosts.on_gpu(10**9, 32, **kind, host_row_bytes=nbytes) for nbytes in (0, as_long)
+    )
+    assert plain.slope == 0 and placed.slope == pytest.approx(0.5)
+    assert placed.cost(8) - 1 == pytest.approx((plain.cost(8) - 1) / 2 + 0.5 * 7)
+    assert gpu_step_s(10**9, 32, as_long) == pytest.approx(2 * gpu_step_s(10**9, 32))

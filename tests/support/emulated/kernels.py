@@ -5,6 +5,7 @@ launch the right kernels on the right tensors. Only fp32, without quantized weig
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -41,6 +42,8 @@ def emulated_gpu(more_kernels: Mapping[str, Callable[[Any], None]] = MappingProx
     launched: list[str] = []
     kernels = {**_KERNELS, **more_kernels}
     gpu.kernel = partial(_kernel, launched, kernels)  # type: ignore[method-assign]
+    gpu.beside, gpu.join = nullcontext, lambda: None  # type: ignore[method-assign]
+    gpu.synchronize = lambda: None  # type: ignore[method-assign]
     gpu.launched = launched  # type: ignore[attr-defined]
     return gpu
 
@@ -362,9 +365,21 @@ def _copy_blocks(a: _Launch) -> None:
     a.destination[:, destinations] = a.source[:, sources]
 
 
+def _host_call(a: _Launch) -> None:
+    """A thread of the host takes the request."""
+    a.host_inputs.copy_(a.inputs)
+    a.requests += 1
+    a.mailbox[16] = a.call
+    a.mailbox[0] = a.requests[0]
+    while a.mailbox[8] != a.requests[0]:
+        pass
+    a.outputs.copy_(a.host_outputs)
+
+
 _KERNELS: dict[str, Callable[[_Launch], None]] = {
     "copy_blocks": _copy_blocks,
     "embed": _embed,
+    "host_call": _host_call,
     "norm": _norm,
     "add_norm": _add_norm,
     "linear": _linear,

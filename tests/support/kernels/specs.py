@@ -35,7 +35,7 @@ def _all() -> Iterator[KernelSpec]:
     kinds = [kind.upper() for kind in KINDS]
     for name in ("all_gather", "advance", "argmax", "copy_blocks", "expert_order", "penalties"):
         yield KernelSpec.of(name)
-    for name in ("route", "sample", "top_logprobs"):
+    for name in ("host_call", "route", "sample", "top_logprobs"):
         yield KernelSpec.of(name)
     for name in ("combine_splits", "latent_combine", "latent_rotary"):
         yield from _each(name, DTYPE=_HALVES)
