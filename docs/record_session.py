@@ -90,7 +90,7 @@ def record_first_minutes(
         {f"{REPOSITORY.split('/')[1]}-{QUANTIZATION}.gguf": weights.read_bytes()}, REPOSITORY
     )
     scripts = str(Path(sys.executable).parent)
-    folders = dict.fromkeys(_XDG_FOLDERS, "")  # those in the home
+    folders = {name: str(home / folder) for name, folder in _XDG_FOLDERS.items()}
     with serving(hub) as url:
         variables = {
             "HOME": str(home),

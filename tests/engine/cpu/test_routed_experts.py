@@ -20,7 +20,7 @@ CASES = {
     "no gate": Case(gated=False),
     "int4": Case(Format.INT4, Format.INT4),
     "int8": Case(Format.INT8, Format.INT8),
-    "mxfp4, clamped, biases": Case(Format.MXFP4, Format.MXFP4, gate_limit=1.5, has_bias=True),
+    "e2m1, clamped, biases": Case(Format.E2M1, Format.E2M1, gate_limit=1.5, has_bias=True),
     "exact": Case(Format.INT4, Format.INT8, exact=True, has_bias=True),
     "many experts": Case(Format.INT8, Format.BF16, num_experts=65, experts_per_token=7),
     "all experts": Case(num_experts=3, experts_per_token=3),
