@@ -17,6 +17,9 @@ except KeyboardInterrupt:
 
 def main() -> None:
     """Run the program; its exit code after Ctrl-C is 130."""
+    # Empty means unset; huggingface_hub would take it for the current folder.
+    if os.environ.get("XDG_CACHE_HOME") == "":
+        del os.environ["XDG_CACHE_HOME"]
     try:
         from swiftchat.chat.cli import main as run
 

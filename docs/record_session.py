@@ -63,9 +63,12 @@ HERE = Path(__file__).parent
 _SIGN, _PROMPT = ">>> ", ">>> Send a message"
 _SHELL_SIGN, _SHELL_PROMPT = "$ ", "$"
 _TIMEOUT_S = 180
-_XDG_FOLDERS = tuple(
-    f"XDG_{name}" for name in ("DATA_HOME", "CACHE_HOME", "CONFIG_HOME", "STATE_HOME")
-)
+_XDG_FOLDERS = {
+    "XDG_DATA_HOME": ".local/share",
+    "XDG_CACHE_HOME": ".cache",
+    "XDG_CONFIG_HOME": ".config",
+    "XDG_STATE_HOME": ".local/state",
+}
 
 
 def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:

@@ -5,8 +5,10 @@ at its n-th import. The interpreter has not imported anything of the program but
 """
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 DRIVER = """
 import json, os, signal, sys
@@ -60,3 +62,17 @@ def test_ctrl_c_at_every_moment_of_the_start() -> None:
         assert code == 130 or (code == 0 and output.endswith(last_output)), output
         assert "Traceback" not in output and "KeyboardInterrupt" not in output
     assert interrupted[0] == [130, "^C"]
+
+
+def test_an_empty_cache_folder_means_the_usual_one() -> None:
+    """huggingface_hub would store models in the current folder."""
+    code = (
+        "import sys, swiftchat.chat.launch\n"
+        "sys.argv = ['swiftchat', '--version']\n"
+        "try:\n    swiftchat.chat.launch.main()\nexcept SystemExit:\n    pass\n"
+        "from huggingface_hub import constants\nprint(constants.HF_HUB_CACHE)"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env["XDG_CACHE_HOME"] = ""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert Path(done.stdout.splitlines()[-1]).is_absolute(), done.stderr
