@@ -8,8 +8,7 @@ _MODELS = """\
   swiftchat models --refresh          ask the hub for popular models beyond these
   swiftchat use qwen3:8b              download it and make it the default
   swiftchat use                       pick one from a list; so does /model
-  swiftchat download qwen3:8b         download only; also: pull
-  swiftchat download OWNER/NAME       another model of huggingface.co
+  swiftchat download qwen3:8b         download only; also OWNER/NAME, and pull
   swiftchat download OWNER/NAME:Q4_K_M    one type of a repository of GGUF files
   swiftchat download OWNER/NAME:4bit  quantize it while it is downloaded; also :8bit
   swiftchat -m qwen3:8b               chat with it; also: swiftchat run qwen3:8b

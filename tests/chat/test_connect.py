@@ -82,7 +82,15 @@ VALUES = {
     "threads": "1",
     "dummy": "x",
     "keep_alive": "1m",
+    "gpu_memory": "8G",
+    "cpu_experts": "1",
 }
+
+
+NUMBERS = (
+    *("ctx_size", "cache_max_bytes", "swap_size", "threads", "parallel"),
+    *("gpu_memory", "cpu_experts"),
+)
 
 
 @pytest.mark.parametrize("name", ["model", *ENGINE_FIELDS, "keep_alive", "no_attach"])
@@ -105,7 +113,7 @@ def test_the_engine_gets_what_it_determines() -> None:
     changed = []
     for field in fields(ChatConfig):
         value = other.get(field.name, 1 if isinstance(field.default, int) else "int8")
-        if field.name in ("ctx_size", "cache_max_bytes", "swap_size", "threads", "parallel"):
+        if field.name in NUMBERS:
             value = 7
         if replace(plain, **{field.name: value}).engine() != plain.engine():
             changed.append(field.name)
