@@ -15,7 +15,7 @@ MAX_BYTES = 32 << 20
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 # The right to search a folder is enough to open what is in it.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NO_LINK
-# A pipe that nobody writes to must not hold the program, and no terminal become its own.
+# The program must not wait for a pipe without a writer, nor get a terminal of its own.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | _NO_LINK
 
 

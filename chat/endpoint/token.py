@@ -31,7 +31,8 @@ class ApiToken:
 def find_token(file: str | None, environ: Mapping[str, str]) -> ApiToken:
     """Return the token in the file, else in SWIFTCHAT_API_TOKEN, else a new one.
 
-    Raises `UsageError` for a file that cannot be read and for what is not one ASCII word.
+    Raises `UsageError` for a file that cannot be read, and for a token that is
+    not one word in ASCII.
     """
     text, source = environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
     if file is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swiftchat.chat.history.tool_call import ToolCall, arguments_of
+from swiftchat.chat.tools.json_values import after_separators, json_entries
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -22,19 +23,17 @@ _INVOKE = re.compile(r'<([^<>\s"/]{0,24})invoke name="')
 _FUNCTION = "<function="
 _MAX_DEPTH = 64
 _GEMMA_QUOTE = '<|"|>'
-_DOUBLED = re.compile(r"\{\s*(?=\{)")
-_SEPARATORS = " \t\r\n;,"
 _MAX_EXPRESSION_CHARACTERS = 65_536
 
 
 def parse_json(text: str) -> list[ToolCall]:
     """Parse objects with a name and arguments, in a list or one after the other."""
-    return _all(map(_call_of, _entries(text)))
+    return _all(map(_call_of, json_entries(text)))
 
 
 def parse_offered(text: str, names: Collection[str]) -> list[ToolCall]:
     """Parse the same without marks of a call: it must have arguments, and one of these names."""
-    entries = _entries(text)
+    entries = json_entries(text)
     if not all(isinstance(entry, dict) for entry in entries):
         return []
     functions = [entry.get("function") for entry in entries]
@@ -46,7 +45,7 @@ def parse_offered(text: str, names: Collection[str]) -> list[ToolCall]:
 
 def parse_named(text: str) -> list[ToolCall]:
     """Parse objects whose only key is the name and whose value are the arguments (Apertus)."""
-    entries = _entries(text)
+    entries = json_entries(text)
     if not all(isinstance(entry, dict) and len(entry) == 1 for entry in entries):
         return []
     return _calls(next(iter(entry.items())) for entry in entries)
@@ -67,7 +66,7 @@ def parse_functions(text: str) -> list[ToolCall]:
         name_end = text.find(">", at)
         begin = name_end + 1 if name_end >= 0 else len(text)
         name = text[at + len(_FUNCTION) : name_end if name_end >= 0 else len(text)]
-        json_begin = _skip(text, begin)
+        json_begin = after_separators(text, begin)
         if text.startswith("{", json_begin):  # a closing mark in its strings does not end it
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, json_begin)
@@ -277,9 +276,9 @@ def parse_recipients(text: str) -> list[ToolCall]:
     try:
         while at < len(text):
             end = text.index("\n", at)
-            value, after = decoder.raw_decode(text, _skip(text, end))
+            value, after = decoder.raw_decode(text, after_separators(text, end))
             found.append((text[at:end], value))
-            at = _skip(text, after)
+            at = after_separators(text, after)
             if at < len(text):
                 at = text.index(">>>", at, at + 3) + 3
     except (ValueError, RecursionError):
@@ -373,38 +372,3 @@ def _call_of(value: Any) -> ToolCall | None:
     if isinstance(call_id, str) and _ID.fullmatch(call_id):
         return ToolCall(name, arguments, call_id)
     return ToolCall(name, arguments)
-
-
-def _entries(text: str) -> list[Any]:
-    """Return the JSON values in a text, those of a list instead of it."""
-    values = _json_values(text)
-    return [entry for v in values for entry in (v if isinstance(v, list) else [v])]
-
-
-def _json_values(text: str) -> list[Any]:
-    """Return the JSON values in a text, [] if there is anything else in it.
-
-    An object may have two braces at each end: so does the example in some chat templates.
-    """
-    decoder = json.JSONDecoder(strict=False)  # models write line ends inside strings
-    values, at = [], 0
-    try:
-        while (at := _skip(text, at)) < len(text):
-            is_doubled = _DOUBLED.match(text, at)
-            value, at = decoder.raw_decode(text, is_doubled.end() if is_doubled else at)
-            if is_doubled:
-                at = _skip(text, at)
-                if text[at : at + 1] != "}":
-                    return []
-                at += 1
-            values.append(value)
-    except (ValueError, RecursionError):
-        return []
-    return values
-
-
-def _skip(text: str, at: int) -> int:
-    """Return the position after blanks and separators."""
-    while at < len(text) and text[at] in _SEPARATORS:
-        at += 1
-    return at

@@ -1,4 +1,4 @@
-"""Built-in tools where nobody can be asked: only what is named on the command line is done."""
+"""Built-in tools without a terminal to ask in: only what is named on the command line is done."""
 
 from pathlib import Path
 

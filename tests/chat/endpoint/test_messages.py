@@ -1,7 +1,6 @@
 """`/v1/messages`, whose objects and events are checked by the types of the `anthropic` package."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,15 +11,15 @@ from swiftchat.chat.endpoint.message_choice import MessageChoice
 from swiftchat.chat.endpoint.message_request import CountRequest, MessageRequest
 from tests.chat.endpoint.test_http import (
     CALL_TEXT,
-    SERVING_PAGE,
-    THINKING_TEMPLATE,
     TOKEN,
     Served,
     answering,
     serving,
 )
+from tests.chat.endpoint.thinking_model import THOUGHT, assert_documented
+from tests.chat.endpoint.thinking_model import folder as folder
+from tests.chat.endpoint.thinking_model import served as served
 from tests.support.cases import each_case
-from tests.support.fake_engine import make_folder
 from tests.support.strict_types import strict
 
 pytest.importorskip("anthropic")
@@ -37,24 +36,12 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from anthropic.types.shared import ErrorResponse
 
 WEATHER = {"name": "weather", "description": "how it is", "input_schema": {"type": "object"}}
-THOUGHT = f"<think>\nhm\n</think>\n\nI look. {CALL_TEXT}"
 BODY: dict[str, Any] = {
     "model": "model",
     "max_tokens": 99,
     "messages": [{"role": "user", "content": "x"}],
 }
 HEADERS = {"x-api-key": TOKEN, "anthropic-version": "2023-06-01"}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "model", THINKING_TEMPLATE)
-
-
-@pytest.fixture
-def served(folder: Path) -> Iterator[Served]:
-    with serving(folder, *["an answer"] * 90) as served:
-        yield served
 
 
 def ask(served: Served, content: Any = "hello", **options: Any) -> tuple[int, Any]:
@@ -309,9 +296,7 @@ def test_every_field_of_the_package_is_known(served: Served) -> None:
         for name in get_type_hints(params):
             assert name in honored or name in table.refused or name in table.without_effect, name
         assert not honored & {*table.refused, *table.without_effect}
-    text = SERVING_PAGE.read_text("utf-8")
-    for name in (*table.refused, *table.without_effect):
-        assert f"`{name}`" in text, name
+    assert_documented(table)
     assert ask(served, **dict.fromkeys(table.without_effect, "x"))[0] == 200
     for name in table.refused:
         status, found = ask(served, **{name: "an odd value"})

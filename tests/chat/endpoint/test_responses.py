@@ -1,6 +1,5 @@
 """`/v1/responses`, whose objects and events are checked by the types of the `openai` package."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,29 +14,19 @@ from swiftchat.chat.endpoint.response_request import ResponseRequest
 from swiftchat.chat.endpoint.response_store import StoredResponse, StoredResponses
 from tests.chat.endpoint.test_http import (
     CALL_TEXT,
-    SERVING_PAGE,
     THINKING_TEMPLATE,
     Served,
     answering,
     serving,
 )
+from tests.chat.endpoint.thinking_model import THOUGHT, assert_documented
+from tests.chat.endpoint.thinking_model import folder as folder
+from tests.chat.endpoint.thinking_model import served as served
 from tests.support.cases import each_case
 from tests.support.fake_engine import make_folder
 from tests.support.strict_types import strict
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
-THOUGHT = f"<think>\nhm\n</think>\n\nI look. {CALL_TEXT}"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "model", THINKING_TEMPLATE)
-
-
-@pytest.fixture
-def served(folder: Path) -> Iterator[Served]:
-    with serving(folder, *["an answer"] * 90) as served:
-        yield served
 
 
 def respond(served: Served, input_: Any = "hello", **options: Any) -> tuple[int, Any]:
@@ -335,9 +324,7 @@ def test_every_field_of_the_package_is_known(served: Served) -> None:
     for name in get_type_hints(ResponseCreateParamsBase):
         assert name in honored or name in table.refused or name in table.without_effect, name
     assert not honored & {*table.refused, *table.without_effect}
-    text = SERVING_PAGE.read_text("utf-8")
-    for name in (*table.refused, *table.without_effect):
-        assert f"`{name}`" in text, name
+    assert_documented(table)
     assert respond(served, **dict.fromkeys(table.without_effect, "x"))[0] == 200
     for name in table.refused:
         status, found = respond(served, **{name: "an odd value"})
