@@ -206,6 +206,10 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
         conversation = conversation_for(ctx, options, with_one_shots=with_one_shots)
         config = ChatConfig(**options)
         config.check()
+        if config.has_tools:  # before a model is downloaded
+            from swiftchat.chat.turn.model_tools import check_tools
+
+            check_tools(config)
         conversation.system = config.system_text()
         is_oneshot = _is_oneshot(config)
         if not config.quiet:

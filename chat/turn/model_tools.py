@@ -15,6 +15,12 @@ from swiftchat.errors import SwiftchatError
 _MAX_RESULT_CHARACTERS = 32_768
 
 
+def check_tools(config: ChatConfig) -> None:
+    """Raise `UsageError` for the name of no built-in tool, and for servers that are misspelled."""
+    tool_names(config.tools or "")
+    parse_servers(config.mcp, config.offline)
+
+
 def start_tools(
     config: ChatConfig,
     chat_model: ChatModel,

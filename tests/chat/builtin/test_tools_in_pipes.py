@@ -95,3 +95,12 @@ def test_options_that_exclude_tools(program: Program) -> None:
 def test_a_model_without_tools_is_an_error(program: Program) -> None:
     fake_engine.make_folder(program.folder)
     assert "has no tools" in failure(program, "--tools", "read", "-p", "x").message
+
+
+@pytest.mark.parametrize("option", [("--tools", "rm"), ("--mcp", "missing.json")])
+def test_wrong_tools_are_an_error_before_the_model_is_opened(
+    program: Program, option: tuple[str, str]
+) -> None:
+    program.folder = Path("no-such-model")
+    message = failure(program, *option, "--offline", "-p", "x").message
+    assert "no built-in tool 'rm'" in message or "missing.json" in message
